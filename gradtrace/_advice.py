@@ -1,0 +1,138 @@
+"""What an explanation says for each status and each kind of cut: tables of sentences.
+
+Kept apart from the logic so that a wording is changed in one place. `{...}` are filled in by
+`_explain.py`: op, location, source, name, root.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradtrace._records import CutKind, Status
+
+VERDICTS: Final = {
+    Status.REACHED: "a gradient arrived.",
+    Status.ZERO: "gradients arrived, and all of them were zero everywhere.",
+    Status.NONFINITE: "a NaN or an infinity arrived.",
+    Status.CUT: "no gradient reached it: every way to where backward started is cut.",
+    Status.UNUSED: "no gradient: nothing computed from it flows into what backward started from.",
+    Status.FROZEN: "its requires_grad is False, so no gradient was to be expected.",
+    Status.NO_BACKWARD: "no backward pass was started while recording.",
+    Status.UNKNOWN: "whether a gradient should have reached it cannot be told.",
+}
+
+HAPPENED: Final = {
+    CutKind.DETACH: "`detach()` returns the same values without their history; autograd sees a constant.",
+    CutKind.DETACH_: "`detach_()` took the tensor itself out of its history, for every later use.",
+    CutKind.DATA: "`.data` reads and writes values behind autograd's back.",
+    CutKind.NO_GRAD: "this ran while grad mode was off (`torch.no_grad()`), so autograd kept no history.",
+    CutKind.INFERENCE_MODE: "this ran in `torch.inference_mode()`, whose results can never carry history.",
+    CutKind.COPY: "this made a new tensor from values (or memory) alone; the history stayed behind.",
+    CutKind.ESCAPE: "the value left torch here as a plain Python or NumPy value.",
+    CutKind.NON_DIFFERENTIABLE: "`{op}` has no derivative; its result cannot carry a gradient.",
+    CutKind.NO_GRADIENT: "the backward of `{op}` gives no gradient for this input.",
+    CutKind.NOT_REQUESTED: "backward was asked for other tensors only, and did not go there.",
+    CutKind.NOT_REQUIRED: "when `{op}` took it, its requires_grad was False.",
+    CutKind.FIRST_ORDER: "a gradient taken with create_graph=False is a constant to later losses.",
+}
+
+REMEDIES: Final = {
+    CutKind.DETACH: (
+        "If it should learn along this way, use the tensor itself in place of its detached twin;"
+        " if it is meant, assert it: trace.assert_cut({name!r}, by=\"detach\")."
+    ),
+    CutKind.DETACH_: (
+        "Use `x = x.detach()` where only one later use is meant, or move `detach_()` behind the"
+        " last use that should learn; if it is meant, assert it: trace.assert_cut({name!r},"
+        ' by="detach_").'
+    ),
+    CutKind.DATA: (
+        "Use the tensor itself; to change values on purpose write into it under `torch.no_grad()`."
+        ' If it is meant, assert it: trace.assert_cut({name!r}, by="data").'
+    ),
+    CutKind.NO_GRAD: (
+        "Move this call out of the no_grad block (look also for a decorator and for evaluation"
+        " code that is reused in training); with re-entrant checkpointing pass"
+        " use_reentrant=False, or make an input require grad. If it is meant, assert it:"
+        ' trace.assert_cut({name!r}, by="no_grad").'
+    ),
+    CutKind.INFERENCE_MODE: (
+        "Compute it outside inference_mode. A clone of an inference tensor makes the error go away"
+        " and stays cut all the same."
+    ),
+    CutKind.COPY: (
+        "Use `torch.stack([...])` or `torch.cat` instead of `torch.tensor([...])`, and the tensor"
+        " itself instead of a new Parameter, Variable or copy made from it."
+    ),
+    CutKind.ESCAPE: (
+        "Keep the value a tensor: pass the 0-dimensional tensor where a float was passed, and"
+        " write the arithmetic in torch."
+    ),
+    CutKind.NON_DIFFERENTIABLE: (
+        "Use a differentiable stand-in: softmax with a temperature or a straight-through estimator"
+        " for argmax, a sigmoid for a comparison. (Rounding and sign do pass gradients, but zeros;"
+        " argmax passes nothing.) `requires_grad_()` on the result or the loss silences the error"
+        " and trains nothing."
+    ),
+    CutKind.NO_GRADIENT: (
+        "Have the backward of the custom Function return a gradient in this position, and hand the"
+        " tensor to `apply` as an argument of its own: what comes by closure or inside a tuple,"
+        " list or dict is invisible to autograd."
+    ),
+    CutKind.NOT_REQUESTED: (
+        "Leave out `inputs=`, or name this tensor among them, if it should get a gradient too."
+    ),
+    CutKind.NOT_REQUIRED: (
+        "Call `requires_grad_()` before the first use, not after it; gradients are recorded when"
+        " an op runs."
+    ),
+    CutKind.FIRST_ORDER: (
+        "Pass `create_graph=True` to the backward or grad call whose gradients are used in a later"
+        " loss."
+    ),
+}
+
+CHECKPOINT: Final = (
+    "Re-entrant checkpointing runs its blocks without grad mode; where none of its inputs requires"
+    " grad, nothing inside learns. Pass use_reentrant=False, or have an input require grad"
+    " (model.enable_input_require_grads() in transformers)."
+)
+
+UNUSED_NOTHING: Final = (
+    "No op in the recording took it. Is it the tensor that the forward pass uses? A model that was"
+    " rebuilt, copied or moved after this one was kept has other parameters."
+)
+UNUSED_ELSEWHERE: Final = (
+    "It was used, but no result of it flows into {roots}. A branch whose output is dropped, or an"
+    " output that the loss does not use, is the usual reason."
+)
+FROZEN: Final = "If it should learn, call requires_grad_() on it before the forward pass."
+NO_BACKWARD: Final = (
+    "Call backward() inside the `with gradtrace.record()` block: what comes after it is not seen."
+)
+ZERO: Final = (
+    "A factor that is zero, a saturated clamp or ReLU, or an op whose derivative is zero (sign,"
+    " round, floor) passes zeros on. A parameter that is multiplied with one that starts at zero"
+    " learns after the first step."
+)
+NONFINITE: Final = (
+    "Look for a square root or a division at 0, a logarithm of 0, and for `torch.where` around"
+    " them: the branch that is not chosen gets a zero gradient, and zero times infinity is NaN."
+    " Mask the input, not the output."
+)
+ASK_FOR_EDGES: Final = (
+    'Record with gradtrace.record(values="edges") to be told the op in whose backward it arose.'
+)
+SEE_UNSEEN: Final = "The way runs through {unseen}, which was not observed."
+STRAY_PASS: Final = (
+    "A backward pass was started outside torch's Python API; its roots and edges were not observed."
+)
+BROKE_OFF: Final = "Backward pass {index} raised {error} before it came to this tensor."
+NOT_A_LEAF: Final = (
+    "Not a leaf: {op} made it{at}{of}. Its .grad stays None unless retain_grad() was called on it"
+    " before backward."
+)
+CREATE_IT_THERE: Final = (
+    " An optimizer should hold the leaf: create it with its final device and dtype, or call"
+    " .requires_grad_() after the conversion."
+)

@@ -1,0 +1,358 @@
+"""Tape -> networkx graph with plain attributes. Linear in the size of the tape.
+
+Edges run in the direction of the forward pass. What a backward pass did on an edge is taken from the
+links that were observed; an edge that autograd has and no call showed (double backward, scripted
+code) is added. Which ops are cuts is decided in `_explain.py`, from this graph alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, Final
+
+import networkx as nx
+
+from gradtrace._observe import source as _source
+from gradtrace._tape import (
+    OUTPUT_BITS,
+    OUTPUT_MASK,
+    Input,
+    LinkState,
+    Node,
+    Output,
+    Pass,
+    Site,
+    Tape,
+    node_of,
+    output_of,
+    plain_name,
+)
+from gradtrace._version import __version__
+
+FORMAT_VERSION: Final = 1
+_EMPTY: Final = Output((), None, None, False, None)
+
+Attributes = dict[str, Any]
+ByPass = dict[int, list[LinkState]]
+
+
+def build(tape: Tape) -> nx.MultiDiGraph:
+    """Return the graph of all that a tape holds."""
+    return _Builder(tape).build()
+
+
+def _torch_word(thing: object) -> str:
+    return str(thing).removeprefix("torch.")
+
+
+class _Builder:
+    """The names and links that building needs at hand."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._bare = len(tape.roots) <= 1
+        self._links = _links_by_edge(tape)
+        self._walked = {link.op for done in tape.passes for link in done.links}
+        self._names = self._result_names()
+
+    def build(self) -> nx.MultiDiGraph:
+        graph = nx.MultiDiGraph()
+        for number, node in enumerate(self._tape.nodes):
+            if node is not None:
+                graph.add_node(number, **self._node_attributes(number, node))
+        for number, node in enumerate(self._tape.nodes):
+            if node is not None:
+                for producer, attributes in self._edges(number, node):
+                    graph.add_edge(producer, number, **attributes)
+        self._mark_reached(graph)
+        graph.graph.update(self._graph_attributes())
+        return graph
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def _word(self, text: str) -> str:
+        return plain_name(text, self._tape.roots, bare=self._bare)
+
+    def _result_names(self) -> dict[int, str]:
+        """Return names of values: leaves as named, results by the assignment on their line."""
+        names: dict[int, str] = {}
+        following: Site | None = None
+        for number in range(len(self._tape.nodes) - 1, -1, -1):
+            node = self._tape.nodes[number]
+            if node is None or node.kind == "escape":
+                continue
+            last_here = node.site is not None and node.site != following
+            following = node.site
+            given = self._tape.names.get(number)
+            if given is not None:
+                names[number << OUTPUT_BITS] = self._word(given)
+            elif node.site is not None and (last_here or is_direct(node)):
+                for output in range(len(node.outputs)):
+                    found = _source.assigned_name(node.site.code, node.site.lasti, output)
+                    if found is not None:
+                        names[number << OUTPUT_BITS | output] = found
+        self._name_by_use(names)
+        return names
+
+    def _name_by_use(self, names: dict[int, str]) -> None:
+        """Name what has no name yet as the expression that took it does."""
+        for node in self._tape.nodes:
+            if node is None or node.site is None or not is_direct(node):
+                continue
+            unnamed = [given.value not in names for given in node.inputs]
+            if not any(unnamed):
+                continue
+            words = _source.argument_names(node.site.code, node.site.lasti)
+            if len(words) == len(node.inputs):
+                for given, word in zip(node.inputs, words, strict=True):
+                    if word is not None:
+                        names.setdefault(given.value, word)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _node_attributes(self, number: int, node: Node) -> Attributes:
+        first = node.outputs[0] if node.outputs else _EMPTY
+        return {
+            "kind": node.kind,
+            "name": self._names.get(number << OUTPUT_BITS),
+            "op": node.op,
+            "grad_fn": first.grad_fn,
+            "module": self._word(node.module),
+            **_place(node.site, node.called_from),
+            "requires_grad": first.requires_grad or number in self._tape.required,
+            "shape": tuple(map(int, first.shape)) if node.outputs else None,
+            "dtype": None if first.dtype is None else _torch_word(first.dtype),
+            "device": None if first.device is None else str(first.device),
+            "cut": None,
+            "reached": (),
+            "root_of": (),
+            "shares_storage_with": node.alias_of,
+            "grad_mode": node.grad_mode,
+            "flavour": node.flavour,
+            "writes_to": node.writes_to,
+        }
+
+    # -- edges -----------------------------------------------------------------------------------
+
+    def _edges(self, number: int, node: Node) -> Iterator[tuple[int, Attributes]]:
+        """Yield the producer and the facts of each edge into a node."""
+        inputs = [given for given in node.inputs if node_of(given.value) != number]
+        uses = Counter(given.value for given in inputs)
+        links = dict(self._links.get(number, {}))
+        nth: dict[int, int] = defaultdict(int)
+        for slot, given in enumerate(inputs):
+            found = self._found_links(given.value, uses, links)
+            states = _states(found, nth[given.value], uses[given.value])
+            nth[given.value] += 1
+            weak = (node.kind == "op" and not node.outputs) or (
+                not found and self._is_rebased(given.value, links)
+            )
+            facts = self._edge_attributes(number, slot, given, states, weak)
+            yield node_of(given.value), facts
+        for slot, value in enumerate(self._unseen_links(links, uses), len(inputs)):
+            states = _states(links[value], 0, 1)
+            yield node_of(value), self._edge_attributes(number, slot, Input(value, True), states, False)
+
+    def _found_links(
+        self, value: int, uses: Counter[int], links: dict[int, ByPass]
+    ) -> ByPass:
+        """Return an input's links. Writes give one tensor several values; any of them will do."""
+        if value in links:
+            return links[value]
+        node = node_of(value)
+        twins = (v for v in links if node_of(v) == node and v not in uses)
+        return next((links[v] for v in twins if self._is_written(v) or self._is_written(value)), {})
+
+    def _unseen_links(self, links: dict[int, ByPass], uses: Counter[int]) -> list[int]:
+        """Return the values to which autograd leads though no call took them."""
+        written = {node_of(value) for value in uses if self._is_written(value)}
+        return [
+            value
+            for value in links
+            if value not in uses and not (node_of(value) in written or self._is_twin(value, uses))
+        ]
+
+    def _is_twin(self, value: int, uses: Counter[int]) -> bool:
+        node = node_of(value)
+        return self._is_written(value) and any(node_of(used) == node for used in uses)
+
+    def _is_written(self, value: int) -> bool:
+        return value in self._tape.aliased_outputs
+
+    def _is_rebased(self, value: int, links: dict[int, ByPass]) -> bool:
+        """Whether autograd links what a view was taken of, in place of the view.
+
+        A write to a view becomes a write to its base: the way through the view is no other one.
+        """
+        linked = {node_of(v) for v in links}
+        node: int | None = node_of(value)
+        while node is not None:
+            entry = self._tape.nodes[node]
+            node = None if entry is None else entry.alias_of
+            if node in linked:
+                return True
+        return False
+
+    def _edge_attributes(
+        self,
+        number: int,
+        slot: int,
+        given: Input,
+        links: list[tuple[int, LinkState]],
+        weak: bool,
+    ) -> Attributes:
+        output = self._output(given.value)
+        reached = _passes(links, "reached")
+        return {
+            "tensor": self._names.get(given.value),
+            "output": output_of(given.value),
+            "input": slot,
+            "shape": tuple(map(int, output.shape)),
+            "dtype": _torch_word(output.dtype),
+            "device": str(output.device),
+            "requires_grad": given.requires_grad,
+            "reached": reached,
+            "undefined": tuple(p for p in _passes(links, "undefined") if p not in reached),
+            "not_requested": tuple(p for p in _passes(links, "not_requested") if p not in reached),
+            "missed": tuple(p for p in _passes(links, "missed") if p not in reached),
+            "linked": bool(links) if links or number in self._walked else None,
+            "captured": given.captured,
+            "norms": tuple((index, link.norm) for index, link in links if link.norm is not None),
+            "weak": weak,
+        }
+
+    def _output(self, value: int) -> Output:
+        node = self._tape.nodes[node_of(value)]
+        if value in self._tape.aliased_outputs:
+            return self._tape.aliased_outputs[value]
+        output = value & OUTPUT_MASK
+        return node.outputs[output] if node is not None and output < len(node.outputs) else _EMPTY
+
+    # -- the whole -------------------------------------------------------------------------------
+
+    def _mark_reached(self, graph: nx.MultiDiGraph) -> None:
+        reached: dict[int, set[int]] = defaultdict(set)
+        for producer, _, passes in graph.edges(data="reached"):
+            reached[producer].update(passes)
+        for done in self._tape.passes:
+            for value, _ in done.captured:
+                reached[node_of(value)].add(done.index)
+            for root in done.roots:
+                node = graph.nodes[node_of(root)]
+                node["root_of"] = (*node["root_of"], done.index)
+                if done.error is None and self._requires_grad(root):
+                    reached[node_of(root)].add(done.index)
+        for arrival in self._tape.arrivals:
+            reached[arrival.leaf].add(arrival.backward_pass)
+        for number, passes in reached.items():
+            graph.nodes[number]["reached"] = tuple(sorted(passes))
+
+    def _requires_grad(self, value: int) -> bool:
+        return self._output(value).requires_grad or node_of(value) in self._tape.required
+
+    def _graph_attributes(self) -> Attributes:
+        tape = self._tape
+        return {
+            "version": FORMAT_VERSION,
+            "gradtrace": __version__,
+            "torch": tape.torch_version,
+            "when": tape.when,
+            "values": tape.values,
+            "ops_seen": sum(node is not None and node.kind == "op" for node in tape.nodes),
+            "troubles": tuple(tape.troubles),
+            "passes": tuple(tuple(self._pass(done).items()) for done in tape.passes),
+            "gradients": tuple(tuple(g.items()) for g in self._gradients()),
+        }
+
+    def _pass(self, done: Pass) -> Attributes:
+        place = _place(done.site, done.called_from)
+        return {
+            "index": done.index,
+            "kind": done.kind,
+            "roots": tuple(map(node_of, done.roots)),
+            "root_outputs": tuple(map(output_of, done.roots)),
+            "root_names": tuple(map(self._value_name, done.roots)),
+            **place,
+            "inputs": None if done.inputs is None else tuple(map(self._value_name, done.inputs)),
+            "create_graph": done.create_graph,
+            "retain_graph": done.retain_graph,
+            "error": done.error,
+            "inside": done.inside,
+            "internal": done.internal,
+            "observed": done.observed,
+            "captured": tuple(
+                (node_of(value), output_of(value)) for value, _ in done.captured
+            ),
+        }
+
+    def _value_name(self, value: int) -> str:
+        node = self._tape.nodes[node_of(value)]
+        op = None if node is None else node.op
+        return self._names.get(value) or op or f"tensor {node_of(value)}"
+
+    def _gradients(self) -> Iterator[Attributes]:
+        for order, arrival in enumerate(self._tape.arrivals):
+            place = _place(arrival.cleared, None)
+            yield {
+                "node": arrival.leaf,
+                "backward_pass": arrival.backward_pass,
+                "shape": tuple(map(int, arrival.shape)),
+                "dtype": _torch_word(arrival.dtype),
+                "norm": arrival.norm,
+                "order": order,
+                "cleared_file": place["file"],
+                "cleared_line": place["line"],
+                "cleared_function": place["function"],
+            }
+
+
+def _links_by_edge(tape: Tape) -> dict[int, dict[int, ByPass]]:
+    """Return links by op, by value, by pass, in autograd's order."""
+    found: dict[int, dict[int, ByPass]] = {}
+    for done in tape.passes:
+        for link in done.links:
+            by_pass = found.setdefault(link.op, {}).setdefault(link.value, {})
+            by_pass.setdefault(done.index, []).append(link)
+    return found
+
+
+def _states(links: ByPass, use: int, uses: int) -> list[tuple[int, LinkState]]:
+    """Return what each pass did on the `use`-th of `uses` edges from a value to an op.
+
+    Autograd lists its edges in the order of the arguments. Where it has as many as the op took the
+    tensor, each belongs to one; where not, they are not told apart.
+    """
+    found = []
+    for index, several in links.items():
+        each = several[use : use + 1] if len(several) == uses else several
+        found += [(index, link) for link in each]
+    return found
+
+
+def _passes(links: list[tuple[int, LinkState]], state: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(index for index, link in links if link.state == state))
+
+
+def _place(site: Site | None, called_from: Site | None) -> Attributes:
+    place = None if site is None else _source.location(site.code, site.lasti)
+    own = None if called_from is None else _source.location(called_from.code, called_from.lasti)
+    return {
+        "file": None if place is None else place.file,
+        "line": None if place is None else place.line,
+        "function": None if place is None else place.function,
+        "source": None if site is None else _source.expression(site.code, site.lasti),
+        "called_from_file": None if own is None else own.file,
+        "called_from_line": None if own is None else own.line,
+        "called_from_function": None if own is None else own.function,
+    }
+
+
+def is_direct(node: Node) -> bool:
+    """Whether the line of source calls this very op, and not something that calls it inside."""
+    if node.site is None or node.op is None:
+        return False
+    text = _source.expression(node.site.code, node.site.lasti) or ""
+    name = node.op.removesuffix(" =")
+    return not text.endswith(")") or bool(re.search(rf"\b{re.escape(name)}\(", text))

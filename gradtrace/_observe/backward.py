@@ -1,0 +1,584 @@
+"""The backward pass: what the autograd engine did, seen from hooks that live as long as it runs.
+
+# NOTE [ Telling passes apart ]
+All passes that Python starts go through `Variable._execution_engine.run_backward`, which is replaced
+for the time of a recording (`_patches.py`). Before the engine runs, the graph is walked from the
+roots, with a loop, and every node gets a hook; after it, also when it raised, all hooks come off.
+So nothing is left on graphs that outlive the recording, and each hook belongs to one pass. A pass
+inside a pass (re-entrant checkpointing) is observed in the same way. A pass that C++ starts by
+itself (TorchScript) is noticed by the hooks on leaves only, and marked as not observed.
+
+# NOTE [ Whose node is it ]
+The nodes that made an op's results carry its number in their metadata. A node without one, met on
+the way from such a node, is an inner node of that op. So each edge of autograd's graph either lies
+inside an op or leads from an op to a value; the latter are the links that are put on the tape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradtrace._observe import sites
+from gradtrace._observe.forward import Forward
+from gradtrace._observe.identity import Identity, grad_fn_of, unwrapped
+from gradtrace._tape import (
+    Arrival,
+    Input,
+    LinkState,
+    Node,
+    Output,
+    Pass,
+    Site,
+    Tape,
+    node_of,
+    value_of,
+)
+
+
+class _Edge(NamedTuple):
+    """One edge of autograd's graph: slot `slot` of node `of` leads to node `to`."""
+
+    of: int
+    slot: int
+    to: int
+    value: int | None  # None inside an op
+
+
+class _Graph:
+    """Autograd's graph as one pass finds it."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.nodes: list[Any] = []
+        self.owners: list[int] = []
+        self.edges: list[_Edge] = []
+
+    def number(self, grad_fn: Any, owner: int) -> tuple[int, bool]:
+        """Return a node's number in this walk, and whether it is new."""
+        known = self.numbers.get(grad_fn)
+        if known is not None:
+            return known, False
+        self.numbers[grad_fn] = at = len(self.nodes)
+        self.nodes.append(grad_fn)
+        self.owners.append(owner)
+        return at, True
+
+    def executed(self, inputs: Sequence[int]) -> set[int]:
+        """Return the nodes that a pass which is asked for these nodes only goes to."""
+        into: dict[int, list[int]] = {}
+        for edge in self.edges:
+            into.setdefault(edge.to, []).append(edge.of)
+        found, waiting = set(inputs), list(inputs)
+        while waiting:
+            for of in into.get(waiting.pop(), ()):
+                if of not in found:
+                    found.add(of)
+                    waiting.append(of)
+        return found
+
+
+def walk(identity: Identity, roots: Sequence[tuple[Any, int]], *, inner: bool) -> _Graph:
+    """Walk autograd's graph from (grad_fn, value) pairs.
+
+    Args:
+        identity: Tells to which op a node belongs.
+        roots: Where to begin.
+        inner: Whether the pass lies inside an op, whose own leaves are nobody else's.
+    """
+    graph = _Graph()
+    waiting = [graph.number(grad_fn, node_of(value))[0] for grad_fn, value in roots]
+    waiting = list(dict.fromkeys(waiting))
+    while waiting:
+        at = waiting.pop()
+        owner = graph.owners[at]
+        for slot, (following, output_nr) in enumerate(graph.nodes[at].next_functions):
+            if following is None:
+                continue
+            value = identity.at_node(following, output_nr, known_only=inner)
+            leads_out = value is not None and node_of(value) != owner
+            to, new = graph.number(following, owner if value is None else node_of(value))
+            graph.edges.append(_Edge(at, slot, to, value if leads_out else None))
+            if new:
+                waiting.append(to)
+    return graph
+
+
+def norm_of(gradient: Tensor) -> Tensor | None:
+    """Return the Euclidean norm of a gradient as a tensor of no dimensions, or None.
+
+    Computed in double precision, so that no float32 gradient over- or underflows: zero means that
+    all elements are zero, and an infinity that one of them is not finite.
+
+    Args:
+        gradient: Any shape and layout, floating or complex. Neither changed nor kept.
+
+    Source: torch.linalg.vector_norm, ord=2.
+    """
+    if gradient.is_meta:
+        return None
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
+        values = unwrapped(gradient.detach())
+        if values.is_sparse:
+            values = values.coalesce().values()
+        elif values.is_nested:
+            values = values.values() if values.layout is torch.jagged else values.to_padded_tensor(0)
+        elif values.layout is not torch.strided:
+            values = values.to_dense()
+        double = torch.complex128 if values.is_complex() else torch.float64
+        if values.device.type == "mps":  # has no float64
+            return torch.linalg.vector_norm(values)
+        if values.dtype not in (torch.float64, torch.complex128):
+            return torch.linalg.vector_norm(values, dtype=double)
+        return _norm_of_doubles(values)
+
+
+def _norm_of_doubles(values: Tensor) -> Tensor:
+    """Return the norm of float64 values, scaled so that squares neither overflow nor vanish."""
+    if values.numel() == 0:
+        return torch.zeros((), dtype=torch.float64)
+    largest = torch.linalg.vector_norm(values, ord=float("inf"))
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(values / scale) * scale
+
+
+@contextlib.contextmanager
+def _no_dispatch_modes() -> Iterator[None]:
+    """Keep other people's dispatch modes (FlopCounterMode, DebugMode) from seeing our own ops."""
+    if not torch._C._len_torch_dispatch_stack():
+        yield
+        return
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+class Backward:
+    """Watches the backward passes of one recording."""
+
+    def __init__(self, tape: Tape, identity: Identity, forward: Forward) -> None:
+        self._tape = tape
+        self._identity = identity
+        self._forward = forward
+        self._running: list[Pass] = []
+        self._announced: list[Pass] = []
+        self._uncleared: dict[int, list[int]] = {}
+        self._pending: list[tuple[Arrival, Tensor]] = []
+        self._pass_nodes: dict[int, int] = {}
+        self._leaf_hooks: list[Any] = []
+        self._stray: tuple[int, int] | None = None
+        forward.run_backward = self.called
+        forward.cleared = self.cleared
+        forward.pass_node = self.pass_node
+        identity.on_leaf = self.watch_leaf
+
+    # -- how a pass starts -----------------------------------------------------------------------
+
+    def called(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType | None
+    ) -> Any:
+        """Run `backward` or `grad` as the user called it, so that a failed attempt is seen too."""
+        announced = self._announce(func, args, kwargs, frame)
+        try:
+            return func(*args, **kwargs)
+        except BaseException as error:
+            if announced is not None and announced.error is None:
+                announced.error = f"{type(error).__name__}: {error}"
+                if announced in self._announced:  # it raised before the engine ran
+                    self._number(announced)
+            raise
+        finally:
+            if announced in self._announced:
+                self._announced.remove(announced)
+
+    def _announce(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType | None
+    ) -> Pass | None:
+        if self._forward.function is not None:
+            return None
+        kind = "grad" if func.__name__ == "grad" else "backward"
+        names = ("outputs", "tensors", "self")
+        given = args[0] if args else next((kwargs[n] for n in names if n in kwargs), ())
+        roots = given if isinstance(given, (tuple, list)) else (given,)
+        asked = args[1] if kind == "grad" and len(args) > 1 else kwargs.get("inputs")
+        site, called_from = sites.find(frame)
+        announced = Pass(
+            index=-1,
+            kind=kind,
+            roots=tuple(self._identity.value(root) for root in roots if isinstance(root, Tensor)),
+            site=site,
+            called_from=called_from,
+            inputs=None if asked is None else self._values(asked),
+            create_graph=bool(kwargs.get("create_graph")),
+            retain_graph=bool(kwargs.get("retain_graph")),
+        )
+        self._announced.append(announced)
+        return announced
+
+    def _values(self, tensors: Any) -> tuple[int, ...]:
+        several = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+        return tuple(self._identity.value(t) for t in several if isinstance(t, Tensor))
+
+    def _number(self, started: Pass) -> Pass:
+        started.index = len(self._tape.passes)
+        self._tape.passes.append(started)
+        return started
+
+    def run(
+        self,
+        engine: Callable[..., Any],
+        frame: FrameType | None,
+        roots: Sequence[Any],
+        grad_tensors: Any,
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any] = (),
+        allow_unreachable: bool = False,
+        accumulate_grad: bool = False,
+    ) -> Any:
+        """Run the engine once and watch it. Takes what `run_backward` takes, behind the frame."""
+        call = partial(
+            engine,
+            roots,
+            grad_tensors,
+            retain_graph,
+            create_graph,
+            inputs,
+            allow_unreachable=allow_unreachable,
+            accumulate_grad=accumulate_grad,
+        )
+        try:
+            watched = self._start(
+                frame, roots, retain_graph, create_graph, inputs, accumulate_grad
+            )
+        except Exception as error:
+            self._forward.missed("backward", error)
+            return call()
+        self._running.append(watched.record)
+        self._forward.paused += 1
+        result = None
+        try:
+            result = call()
+            return result
+        except BaseException as error:
+            watched.record.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._forward.paused -= 1
+            self._running.pop()
+            try:
+                watched.finish(result)
+                if result is not None:
+                    self._returned(watched, inputs, result)
+            except Exception as error:
+                self._forward.missed("backward", error)
+
+    def _start(
+        self,
+        frame: FrameType | None,
+        roots: Sequence[Any],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+        accumulate_grad: bool,
+    ) -> _Watched:
+        record = self._announced.pop() if self._announced else None
+        inside = self._running[-1] if self._running else None
+        inner = inside is not None or self._is_inner()
+        if record is None:
+            site, called_from = sites.find(frame)
+            record = Pass(
+                index=-1,
+                kind="backward" if accumulate_grad else "grad",
+                roots=() if inner else self._values(list(roots)),
+                site=site,
+                called_from=called_from,
+                inputs=self._values(list(inputs)) if inputs else None,
+                create_graph=create_graph,
+                retain_graph=retain_graph,
+            )
+        record.create_graph, record.retain_graph = bool(create_graph), bool(retain_graph)
+        record.internal = inner
+        if inner:
+            record.roots = ()
+        if inside is not None:
+            record.inside, record.inside_op = inside.index, self._current_op()
+        self._number(record)
+        starts = [self._start_of(root, record) for root in roots]
+        graph = walk(self._identity, [start for start in starts if start is not None], inner=inner)
+        return _Watched(self, record, graph, inputs, accumulate_grad)
+
+    def _is_inner(self) -> bool:
+        """Whether this pass lies inside something that owns it: a Function, torch.func.grad."""
+        if self._forward.function is not None:
+            return True
+        return torch._C._functorch.peek_interpreter_stack() is not None
+
+    def _current_op(self) -> int | None:
+        node = torch._C._current_autograd_node()
+        value = None if node is None else self._identity.at_edge(node, 0)
+        return None if value is None else node_of(value)
+
+    def _start_of(self, root: Any, record: Pass) -> tuple[Any, int] | None:
+        if not isinstance(root, Tensor):  # a GradientEdge
+            value = self._identity.at_node(root.node, root.output_nr)
+            return None if value is None else (root.node, value)
+        if not root.requires_grad:
+            return None
+        grad_fn = grad_fn_of(root)
+        if grad_fn is None:
+            grad_fn = torch.autograd.graph.get_gradient_edge(root).node
+        owner = record.inside_op
+        if owner is not None:
+            return grad_fn, value_of(owner)
+        return grad_fn, self._identity.value(root)
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    def arrived(self, record: Pass, leaf: int, gradient: Tensor) -> None:
+        """Put the arrival of one gradient at one leaf on the tape."""
+        arrival = Arrival(
+            leaf,
+            record.index,
+            tuple(gradient.shape) if not gradient.is_nested else (),
+            gradient.dtype,
+            None,
+        )
+        self._uncleared.setdefault(leaf, []).append(len(self._tape.arrivals))
+        self._tape.arrivals.append(arrival)
+        if record.kind == "backward":
+            self._forward.backward_of[leaf] = record.index
+        norm = None if self._tape.values == "none" else norm_of(gradient)
+        if norm is not None:
+            self._settle(arrival, norm)
+
+    def _settle(self, arrival: Arrival, norm: Tensor) -> None:
+        if norm.device.type == "cpu":
+            arrival.norm = norm.item()
+        else:  # reading it now would wait for the device
+            self._pending.append((arrival, norm))
+
+    def settle(self) -> None:
+        """Read the norms that wait on devices. Called when the recording ends or is read."""
+        pending, self._pending = self._pending, []
+        for arrival, norm in pending:
+            arrival.norm = norm.item()
+
+    def _returned(self, watched: _Watched, inputs: Sequence[Any], result: Sequence[Any]) -> None:
+        """Take down what `torch.autograd.grad` returned."""
+        record = watched.record
+        if watched.accumulates:
+            return
+        returned = []
+        for given, gradient in zip(inputs, result, strict=False):
+            if not isinstance(gradient, Tensor):
+                continue
+            returned.append(gradient)
+            value = self._identity.known(given) if isinstance(given, Tensor) else None
+            if value is None:
+                continue
+            node = self._tape.nodes[node_of(value)]
+            if node is not None and node.kind in ("leaf", "input"):
+                self.arrived(record, node_of(value), gradient)
+            record.captured.append((value, None))
+        if returned and not record.internal:
+            node_number = self.pass_node(record.index)
+            self._fill(node_number, returned)
+
+    def _fill(self, number: int, returned: list[Tensor]) -> None:
+        node = self._tape.nodes[number]
+        assert node is not None
+        outputs = tuple(
+            Output(
+                tuple(t.shape), t.dtype, t.device, t.requires_grad, _grad_fn_name(t)
+            )
+            for t in returned
+        )
+        self._tape.nodes[number] = node._replace(outputs=outputs)
+        for at, tensor in enumerate(returned):
+            self._identity.register(tensor, value_of(number, at))
+
+    def pass_node(self, index: int) -> int:
+        """Return the node that stands for a pass as the maker of gradients."""
+        known = self._pass_nodes.get(index)
+        if known is not None:
+            return known
+        record = self._tape.passes[index]
+        inputs = () if record.create_graph else tuple(Input(root, True) for root in record.roots)
+        name = "autograd.grad" if record.kind == "grad" else "backward"
+        output = Output((), None, None, record.create_graph, None)
+        number = self._tape.add(
+            Node(
+                "op",
+                name,
+                record.site,
+                record.called_from,
+                "",
+                "grad" if record.create_graph else "no_grad",
+                inputs,
+                (output,),
+                "pass",
+            )
+        )
+        self._pass_nodes[index] = number
+        return number
+
+    def cleared(self, leaf: int, where: sites.Sites) -> None:
+        """Note that a leaf's gradient was cleared."""
+        for arrival in self._uncleared.pop(leaf, ()):
+            self._tape.arrivals[arrival].cleared = where[1] or where[0]
+            self._tape.edits += 1
+
+    # -- passes that nobody announced ------------------------------------------------------------
+
+    def watch_leaf(self, tensor: Tensor, node: int) -> None:
+        """Put a hook on a leaf that notices passes started outside torch's Python API."""
+        if not tensor.is_leaf or not tensor.requires_grad:
+            return
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return
+        # The hook holds numbers only: one that held its tensor could never be freed.
+        hook = tensor.register_post_accumulate_grad_hook(partial(self._stray_arrival, node))
+        self._leaf_hooks.append(hook)
+
+    def _stray_arrival(self, leaf: int, tensor: Tensor) -> None:
+        try:
+            if self._running or tensor.grad is None:
+                return
+            with torch._C.DisableTorchFunction():
+                self.arrived(self._stray_pass(), leaf, tensor.grad)
+        except Exception as error:
+            self._forward.missed("backward", error)
+
+    def _stray_pass(self) -> Pass:
+        task = torch._C._current_graph_task_id()
+        if self._stray is not None and self._stray[0] == task:
+            return self._tape.passes[self._stray[1]]
+        record = self._number(
+            Pass(-1, "backward", (), None, None, None, False, False, observed=False)
+        )
+        self._stray = (task, record.index)
+        return record
+
+    def close(self) -> None:
+        """Take off what is still on, and read what waits."""
+        for hook in self._leaf_hooks:
+            hook.remove()
+        self._leaf_hooks.clear()
+        self.settle()
+
+
+def _grad_fn_name(tensor: Tensor) -> str | None:
+    grad_fn = grad_fn_of(tensor) if tensor.requires_grad else None
+    return None if grad_fn is None else type(grad_fn).__name__
+
+
+class _Watched:
+    """One pass while the engine runs: its hooks and what they saw."""
+
+    def __init__(
+        self,
+        backward: Backward,
+        record: Pass,
+        graph: _Graph,
+        inputs: Sequence[Any],
+        accumulates: bool,
+    ) -> None:
+        self._backward = backward
+        self.record = record
+        self.accumulates = accumulates
+        self._graph = graph
+        self._fired: dict[int, tuple[bool, ...]] = {}
+        self._norms: dict[tuple[int, int], float] = {}
+        self._edges_wanted = backward._tape.values == "edges"
+        self._targets = self._nodes_of(inputs) if inputs else None
+        self._hooks: list[Any] = []
+        try:
+            for at, node in enumerate(graph.nodes):
+                self._watch(at, node)
+        except BaseException:
+            self._remove_hooks()
+            raise
+
+    def _nodes_of(self, inputs: Sequence[Any]) -> list[int]:
+        found = []
+        for given in inputs:
+            node = given.node if not isinstance(given, Tensor) else self._node_of(given)
+            at = self._graph.numbers.get(node)
+            if at is not None:
+                found.append(at)
+        return found
+
+    @staticmethod
+    def _node_of(tensor: Tensor) -> Any:
+        if not tensor.requires_grad:
+            return None
+        return grad_fn_of(tensor) or torch.autograd.graph.get_gradient_edge(tensor).node
+
+    def _watch(self, at: int, node: Any) -> None:
+        if isinstance(getattr(node, "variable", None), Tensor):
+            self._hooks.append(node.register_prehook(partial(self._at_leaf, at)))
+        else:
+            self._hooks.append(node.register_hook(partial(self._at_node, at)))
+
+    def _at_node(self, at: int, grad_inputs: Any, grad_outputs: Any) -> None:
+        try:
+            self._fired[at] = tuple([gradient is not None for gradient in grad_inputs])
+            if self._edges_wanted:
+                self._note_norms(at, grad_inputs)
+        except Exception as error:
+            self._backward._forward.missed("backward", error)
+
+    def _note_norms(self, at: int, grad_inputs: Any) -> None:
+        for slot, gradient in enumerate(grad_inputs):
+            norm = norm_of(gradient) if isinstance(gradient, Tensor) else None
+            if norm is not None:
+                self._norms[at, slot] = norm  # type: ignore[assignment]  # read in finish()
+
+    def _at_leaf(self, at: int, grad_outputs: Any) -> None:
+        try:
+            gradient = grad_outputs[0]
+            if gradient is not None and self.accumulates:
+                self._backward.arrived(self.record, self._graph.owners[at], gradient)
+        except Exception as error:
+            self._backward._forward.missed("backward", error)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def finish(self, result: object) -> None:
+        """Take the hooks off and put what they saw on the tape."""
+        self._remove_hooks()
+        graph, links = self._graph, self.record.links
+        executed = None if self._targets is None else graph.executed(self._targets)
+        for edge in graph.edges:
+            if edge.value is None:
+                continue
+            state = self._state(edge, executed)
+            norm = self._norms.get((edge.of, edge.slot))
+            links.append(
+                LinkState(
+                    graph.owners[edge.of],
+                    edge.value,
+                    state,
+                    None if norm is None else float(norm),
+                )
+            )
+        self._graph = _Graph()
+
+    def _state(self, edge: _Edge, executed: set[int] | None) -> str:
+        if executed is not None and edge.to not in executed:
+            return "not_requested"
+        fired = self._fired.get(edge.of)
+        if fired is None:
+            return "missed" if self.record.error is not None or executed is None else "not_requested"
+        return "reached" if edge.slot < len(fired) and fired[edge.slot] else "undefined"

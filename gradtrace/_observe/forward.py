@@ -1,0 +1,508 @@
+"""The forward pass: a TorchFunctionMode that puts every call with tensors on the tape.
+
+# NOTE [ Seeing into torch's own functions ]
+A mode is off while its handler runs, so that the `detach` inside `F.gumbel_softmax` would not be
+seen. The handler therefore calls a twin of a Python function of torch's: the same code object, over
+globals in which `has_torch_function` answers no, with the mode put on again. Left alone are
+functions that are running already in this thread (`Tensor.unflatten` reaches itself by `super()`),
+those in `_OPAQUE`, and any call on which somebody else's `__torch_function__` has a say.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType, FunctionType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gradtrace import _cuts
+from gradtrace._observe import sites
+from gradtrace._observe.identity import Identity, describe, grad_fn_of, storage_of, unwrapped
+from gradtrace._tape import INSIDE, Input, Node, Tape, node_of, value_of
+
+_OPAQUE: Final = frozenset(
+    {"__repr__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__format__", "__contains__"}
+    | {"__array__", "__dlpack__", "register_hook", "register_post_accumulate_grad_hook"}
+    | {"storage", "_typed_storage", "share_memory_", "__len__", "__hash__", "__dir__"}
+)
+_ASKS_FOR_OVERRIDES: Final = (
+    "has_torch_function",
+    "has_torch_function_unary",
+    "has_torch_function_variadic",
+)
+_DEFAULT_HANDLERS: Final = (
+    Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]  # a bound classmethod
+    torch._C._disabled_torch_function_impl,
+)
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in arguments or results, in order, also those inside containers."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return an op's name; attributes read and written are "data" and "data ="."""
+    name: str = getattr(func, "__name__", None) or type(func).__name__
+    if name == "grad" and isinstance(func, FunctionType):
+        return "autograd.grad"
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "attribute")
+        return attribute if name == "__get__" else f"{attribute} ="
+    return name
+
+
+class _Globals(dict[str, Any]):
+    """A module's globals as its functions' twins see them: live, but nothing is overridden."""
+
+    def __init__(self, of: dict[str, Any]) -> None:
+        super().__init__({name: _answers_no for name in _ASKS_FOR_OVERRIDES if name in of})
+        self._of = of
+
+    def __missing__(self, name: str) -> Any:
+        try:
+            return self._of[name]
+        except KeyError:
+            builtins = self._of["__builtins__"]
+            return builtins[name] if isinstance(builtins, dict) else getattr(builtins, name)
+
+
+def _answers_no(*_: object) -> bool:
+    return False
+
+
+_globals: dict[int, _Globals] = {}
+
+
+def twin_of(func: FunctionType) -> FunctionType | None:
+    """Return the twin of one of torch's Python functions, or None where it can't have one."""
+    code = func.__code__
+    asks = any(name in code.co_names for name in _ASKS_FOR_OVERRIDES)
+    if not asks or any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(code)):
+        return None
+    scope = _globals.setdefault(id(func.__globals__), _Globals(func.__globals__))
+    twin = FunctionType(code, scope, func.__name__, func.__defaults__, func.__closure__)
+    twin.__kwdefaults__ = func.__kwdefaults__
+    return twin
+
+
+class Call:
+    """What depends on the function only, worked out once for each function."""
+
+    __slots__ = ("escape", "in_place", "metadata", "name", "no_data", "out_of", "special", "twin")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.name = name = name_of(func)
+        self.metadata = name in _cuts.METADATA
+        self.escape = name in _cuts.ESCAPES
+        self.no_data = name in _cuts.SHAPE_ONLY_ENTIRELY
+        self.out_of = _cuts.SHAPE_ONLY_ARGUMENTS.get(name, frozenset())
+        self.in_place = _is_in_place(name)
+        self.special = _SPECIAL.get(name)
+        self.twin = None
+        if (
+            type(func) is FunctionType
+            and name not in _OPAQUE
+            and self.special is None
+            and (func.__module__ or "").split(".")[0] == "torch"
+        ):
+            self.twin = twin_of(func)
+
+
+def _is_in_place(name: str) -> bool:
+    if name in ("__setitem__", "set_"):
+        return True
+    if name.startswith("__i") and name.endswith("__"):
+        return name not in ("__invert__", "__index__", "__int__", "__iter__")
+    return name.endswith("_") and not name.endswith("__")
+
+
+class Function:
+    """A custom Function (or another closed box) while its forward runs.
+
+    What happens inside belongs to it: tensors from outside that are met inside become inputs of it.
+    """
+
+    __slots__ = ("captured", "direct", "node")
+
+    def __init__(self, node: int, direct: tuple[Input, ...]) -> None:
+        self.node = node
+        self.direct = direct
+        self.captured: dict[int, Input] = {}
+
+    def take(self, given: Input) -> None:
+        """Note a tensor that was met inside; those made inside, and arguments, are not captured."""
+        inside = value_of(self.node, INSIDE)
+        if given.value != inside and all(given.value != known.value for known in self.direct):
+            self.captured.setdefault(given.value, given._replace(captured=True))
+
+
+class Forward(TorchFunctionMode):
+    """The mode. One for each recording; belongs to the thread that entered it."""
+
+    def __init__(self, tape: Tape, identity: Identity) -> None:
+        super().__init__()
+        self._tape = tape
+        self._identity = identity
+        self._calls: dict[Callable[..., Any], Call] = {}
+        self._running: set[Callable[..., Any]] = set()
+        self.modules: list[str] = [""]
+        self.function: Function | None = None
+        self.copying = 0
+        self.paused = 0
+        self._data_storages: set[int] = set()  # memory that a `.data` shares
+        self.backward_of: dict[int, int] = {}  # leaf node -> the pass that last filled its .grad
+        self.gradient_of: dict[int, int] = {}  # value of a .grad tensor -> leaf node
+        self.run_backward: Callable[..., Any] = lambda func, args, kwargs, frame: func(
+            *args, **kwargs
+        )
+        self.pass_node: Callable[[int], int] = lambda index: index
+        self.cleared: Callable[[int, sites.Sites], None] = lambda leaf, where: None
+
+    # -- the handler -----------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Args = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs) if kwargs else {}
+        if self.paused or torch._C._get_tracing_state() is not None:
+            return func(*args, **kwargs)
+        call = self._calls.get(func)
+        if call is None:
+            call = self._calls[func] = Call(func)
+        if call.metadata:
+            return func(*args, **kwargs)
+        if call.twin is not None and func not in self._running and self._alone(types):
+            return self._look_inside(func, call.twin, args, kwargs)
+        if call.special is not None:
+            return call.special(self, func, args, kwargs, sys._getframe(1))
+        return self.record(call, func, args, kwargs, sys._getframe(1))
+
+    def _look_inside(self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+        self._running.add(func)
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            return twin(*args, **kwargs)
+        finally:
+            torch._C._pop_torch_function_stack()
+            self._running.discard(func)
+
+    def _alone(self, types: Iterable[Any]) -> bool:
+        """Whether nobody else's __torch_function__ has a say in this call."""
+        for kind in types:
+            handler = kind.__torch_function__
+            if getattr(handler, "__func__", handler) not in _DEFAULT_HANDLERS:
+                return False
+        depth = torch._C._len_torch_function_stack()
+        return all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(depth))
+
+    def where(self, frame: FrameType | None) -> sites.Sites:
+        """Return site, user's own site and module path of the call that a frame is making."""
+        return (*sites.find(frame), self.modules[-1])
+
+    # -- ordinary ops ----------------------------------------------------------------------------
+
+    def record(
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType | None
+    ) -> Any:
+        """Make a call and put it on the tape. What goes wrong in observing stays here."""
+        try:
+            inputs = () if call.no_data else self._inputs(call, args, kwargs)
+            written = self._written(call, args, kwargs)
+        except Exception as error:
+            self.missed(call.name, error)
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        try:
+            self._note(call, inputs, written, result, frame)
+        except Exception as error:
+            self.missed(call.name, error)
+        return result
+
+    def missed(self, name: str, error: Exception) -> None:
+        """Note a call that could not be observed."""
+        self._tape.troubles.append(f"{name}: {type(error).__name__}: {error}")
+
+    def _note(
+        self,
+        call: Call,
+        inputs: tuple[Input, ...],
+        written: list[Tensor],
+        result: Any,
+        frame: FrameType | None,
+    ) -> None:
+        if self.function is not None:
+            self._inside(self.function, inputs, written, result)
+        elif call.escape:
+            self._add_escape(call, inputs, frame)
+        else:
+            self._add(call, inputs, written, result, frame)
+
+    def _inputs(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[Input, ...]:
+        if call.out_of:
+            args = tuple(arg for at, arg in enumerate(args) if at not in call.out_of)
+        if kwargs:
+            skipped = ("out", "other") if call.out_of else ("out",)
+            args = (*args, *(given for name, given in kwargs.items() if name not in skipped))
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return tuple([self._identity.input(tensor) for tensor in tensors_in(args)])
+        value = self._identity.value
+        return tuple([Input(value(t), t.requires_grad) for t in tensors_in(args)])
+
+    def _written(self, call: Call, args: Args, kwargs: Kwargs) -> list[Tensor]:
+        """Return the tensors that a call writes to."""
+        if call.in_place and args:
+            return list(tensors_in(args[:1]))
+        out = kwargs.get("out")
+        return [] if out is None else list(tensors_in((out,)))
+
+    def _inside(
+        self, function: Function, inputs: tuple[Input, ...], written: list[Tensor], result: Any
+    ) -> None:
+        for given in inputs:
+            function.take(given)
+        inside = value_of(function.node, INSIDE)
+        for tensor in tensors_in((*written, result)):
+            if not (tensor.requires_grad and grad_fn_of(tensor) is None):
+                self._identity.remember(tensor, inside)
+
+    def _add_escape(
+        self, call: Call, inputs: tuple[Input, ...], frame: FrameType | None
+    ) -> None:
+        if inputs:
+            self._tape.add(
+                Node("escape", call.name, *self.where(frame), self._grad_mode(), inputs, ())
+            )
+
+    def _add(
+        self,
+        call: Call,
+        inputs: tuple[Input, ...],
+        written: list[Tensor],
+        result: Any,
+        frame: FrameType | None,
+    ) -> None:
+        unchanged = self._identity.unchanged
+        outputs = [] if written else [t for t in tensors_in((result,)) if not unchanged(t)]
+        for tensor in written:
+            leaf = self._started_anew(call, tensor)
+            if leaf is not None:
+                self._add_write(call, inputs, (leaf,) if len(written) == 1 else (), frame)
+                self._identity.remember(tensor, self._identity.value(tensor))
+                if len(written) > 1:
+                    return
+            else:
+                outputs.append(tensor)
+        if not outputs:
+            return
+        if call.name in ("zero_", "_foreach_zero_"):
+            self._notice_clearing(outputs, frame)
+        if not inputs and not written and not any(grad_fn_of(t) for t in outputs):
+            self._add_sources(call, outputs, frame)
+            return
+        self.add_op(call.name, inputs, outputs, self.where(frame), written=written)
+
+    def _add_sources(self, call: Call, outputs: list[Tensor], frame: FrameType | None) -> None:
+        """Put what a factory made on the tape: a leaf, or data."""
+        where = self.where(frame)
+        for at, tensor in enumerate(outputs):
+            kind = "leaf" if tensor.requires_grad else "input"
+            node = self._tape.add(
+                Node(kind, call.name, *where, self._grad_mode(), (), (describe(tensor),))
+            )
+            value = self._identity.register(tensor, value_of(node, 0))
+            if tensor.requires_grad:
+                self._identity.on_leaf(tensor, node_of(value))
+            if at == 2**10:
+                break
+
+    def add_op(
+        self,
+        name: str,
+        inputs: tuple[Input, ...],
+        outputs: list[Tensor],
+        where: sites.Sites,
+        *,
+        flavour: str = "",
+        written: Iterable[Tensor] = (),
+        node: int | None = None,
+    ) -> int:
+        """Put an op with its results on the tape and make the results known."""
+        if not flavour and self.copying:
+            flavour = "within_copy"
+        plain = [unwrapped(tensor) for tensor in outputs]
+        entry = Node(
+            "op",
+            name,
+            *where,
+            self._grad_mode(),
+            inputs,
+            tuple([describe(tensor) for tensor in plain]),
+            flavour,
+            self._alias(name, inputs, plain),
+        )
+        if node is None:
+            node = self._tape.add(entry)
+        else:
+            self._tape.nodes[node] = entry
+        for at, tensor in enumerate(outputs):
+            value = self._identity.register(tensor, value_of(node, at))
+            if plain[at].requires_grad and grad_fn_of(plain[at]) is None:
+                self._identity.leaf_made_by_op(tensor, value, where)
+        for tensor in written:
+            self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
+        return node
+
+    def _alias(self, name: str, inputs: tuple[Input, ...], outputs: list[Tensor]) -> int | None:
+        if not inputs or not outputs:
+            return None
+        shares = name in ("detach", "data") or outputs[0]._is_view()
+        return node_of(inputs[0].value) if shares else None
+
+    def _is_silent(self, tensor: Tensor) -> bool:
+        """Whether other tensors on this memory don't see the write by their version counters."""
+        return storage_of(tensor) in self._data_storages
+
+    @staticmethod
+    def _grad_mode() -> str:
+        if torch.is_grad_enabled():
+            return "grad"
+        return "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+
+    # -- writes into leaves ----------------------------------------------------------------------
+
+    def _started_anew(self, call: Call, tensor: Tensor) -> int | None:
+        """Return the leaf that a write outside autograd's sight starts anew, or None."""
+        if call.name in ("detach_", "requires_grad_") or grad_fn_of(tensor) is not None:
+            return None
+        return self._identity.written_leaf(tensor)
+
+    def _add_write(
+        self,
+        call: Call,
+        inputs: tuple[Input, ...],
+        leaves: tuple[int, ...],
+        frame: FrameType | None,
+    ) -> None:
+        if not inputs:
+            return
+        self._tape.add(
+            Node(
+                "op",
+                call.name,
+                *self.where(frame),
+                self._grad_mode(),
+                inputs,
+                (),
+                writes_to=leaves,
+            )
+        )
+
+    # -- calls that need more than the rule ------------------------------------------------------
+
+    def _read_data(
+        self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType
+    ) -> Any:
+        """`.data`, and its like: the result shares memory but no version counter."""
+        call = self._calls[func]
+        result = self.record(call, func, args, kwargs, frame)
+        self._data_storages.add(storage_of(args[0]))
+        return result
+
+    def _set_data(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        call = self._calls[func]
+        target, given = args[0], args[1:]
+        inputs = self._inputs(call, given, {})
+        self._identity.value(target)
+        result = func(*args, **kwargs)
+        leaf = self._identity.known(target)
+        if target.is_leaf and (target.requires_grad or isinstance(target, torch.nn.Parameter)):
+            self._add_write(call, inputs, () if leaf is None else (node_of(leaf),), frame)
+            self._identity.moved(target)
+        else:
+            self.add_op(call.name, inputs, [target], self.where(frame))
+        return result
+
+    def _read_grad(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        """`.grad`: its tensor was made by the backward pass that filled it."""
+        gradient = func(*args, **kwargs)
+        if isinstance(gradient, Tensor):
+            leaf = self._identity.known(args[0])
+            made_by = None if leaf is None else self.backward_of.get(node_of(leaf))
+            if made_by is not None and not self._identity.unchanged(gradient):
+                self._identity.register(gradient, value_of(self.pass_node(made_by)))
+            if leaf is not None:
+                self.gradient_of[self._identity.value(gradient)] = node_of(leaf)
+        return gradient
+
+    def _set_grad(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        result = func(*args, **kwargs)
+        leaf = self._identity.known(args[0])
+        if leaf is not None:
+            self.cleared(node_of(leaf), self.where(frame))
+        return result
+
+    def _notice_clearing(self, outputs: list[Tensor], frame: FrameType | None) -> None:
+        for tensor in outputs:
+            known = self._identity.known(tensor)
+            leaf = None if known is None else self.gradient_of.get(known)
+            if leaf is not None:
+                self.cleared(leaf, self.where(frame))
+
+    def _require_grad(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        """`requires_grad_()` and `requires_grad = ...`: an op's result can become a leaf here."""
+        tensor = args[0]
+        value = self._identity.value(tensor)
+        before = tensor.requires_grad
+        result = func(*args, **kwargs)
+        if tensor.requires_grad and not before:
+            node = self._tape.nodes[node_of(value)]
+            if node is not None and node.kind == "op":
+                self._identity.leaf_made_by_op(tensor, value, self.where(frame))
+            else:
+                self._tape.required.add(node_of(value))
+                self._tape.edits += 1
+                self._identity.on_leaf(tensor, node_of(value))
+        return result
+
+    def _backward(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        return self.run_backward(func, args, kwargs, frame)
+
+    def _copy(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        """`copy.deepcopy` of a tensor: one op, whatever it does inside."""
+        return self.record(self._calls[func], func, args, kwargs, frame)
+
+    def _skip(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+        return func(*args, **kwargs)
+
+
+def _is_harmless(mode: Any) -> bool:
+    return isinstance(mode, Forward) or type(mode).__module__ == "torch.utils._device"
+
+
+Special = Callable[[Forward, Any, Args, Kwargs, FrameType], Any]
+_SPECIAL: Final[dict[str, Special]] = {
+    "data": Forward._read_data,
+    "data =": Forward._set_data,
+    "grad": Forward._read_grad,
+    "grad =": Forward._set_grad,
+    "requires_grad_": Forward._require_grad,
+    "requires_grad =": Forward._require_grad,
+    "backward": Forward._backward,
+    "autograd.grad": Forward._backward,
+    "_backward_hooks =": Forward._skip,
+}

@@ -1,0 +1,321 @@
+"""Which tensor is which: from tensors that pass by to the values on the tape.
+
+# NOTE [ Telling tensors apart ]
+`id()` of a tensor is reused at once, so every entry holds a weak reference beside it. A tensor that
+was changed in place has the same identity and another value: its version counter tells, and where
+that is blind (`.data`, inference tensors) the log of writes to its storage does. A tensor that
+nobody recorded is recognised by its `grad_fn`, which carries the value's number in its metadata, by
+its storage while a known holder of that storage lives, or by walking back from its `grad_fn`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradtrace._observe import sites
+from gradtrace._tape import INSIDE, OUTPUT_BITS, OUTPUT_MASK, Input, Node, Output, Tape, value_of
+
+_functorch = torch._C._functorch
+_UNVERSIONED = -1  # inference tensors keep no version counter
+
+
+class Entry(NamedTuple):
+    """What is known of one tensor object."""
+
+    ref: weakref.ref[Tensor]
+    value: int
+    version: int
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the version counter, or a constant where the tensor has none."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return _UNVERSIONED
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return what tells the tensor's memory apart, or 0 where it has none (sparse, wrapped)."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the plain tensor inside functorch's wrappers (vmap, grad, jvp), or the tensor itself."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def grad_fn_of(tensor: Tensor) -> Any:
+    """Return autograd's node, or None; also where torch refuses to say (a stale view)."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def describe(tensor: Tensor) -> Output:
+    """Return the plain facts of a tensor."""
+    grad_fn = grad_fn_of(tensor) if tensor.requires_grad else None
+    return Output(
+        tuple(tensor.shape) if not tensor.is_nested else (),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+        None if grad_fn is None else type(grad_fn).__name__,
+    )
+
+
+class Identity:
+    """The table of known tensors of one recording. Holds weak references and numbers only."""
+
+    def __init__(self, tape: Tape, name_leaf: Callable[[Tensor], str | None]) -> None:
+        self._tape = tape
+        self._name_leaf = name_leaf
+        self.key = f"gradtrace.{tape.number}"
+        self.table: dict[int, Entry] = {}
+        self._storages: dict[int, Entry] = {}
+        self._leaf_storages: dict[int, Entry] = {}
+        self._writes: dict[int, int] = {}
+        self.silent_writes = False
+        self.on_leaf: Callable[[Tensor, int], None] = lambda tensor, node: None
+
+    # -- looking up ------------------------------------------------------------------------------
+
+    def known(self, tensor: Tensor) -> int | None:
+        """Return the value of a tensor met before, or None. Adds nothing."""
+        entry = self.table.get(id(tensor))
+        if entry is not None and entry.ref() is tensor:
+            return entry.value
+        return self._by_grad_fn(tensor)
+
+    def value(self, tensor: Tensor) -> int:
+        """Return the value of a tensor as it is now, meeting it first where it is new."""
+        entry = self.table.get(id(tensor))
+        if (
+            entry is not None
+            and entry.ref() is tensor
+            and (entry.version == _UNVERSIONED or entry.version == tensor._version)
+            and not self.silent_writes
+        ):
+            return entry.value
+        return self._meet(tensor, entry)
+
+    def input(self, tensor: Tensor) -> Input:
+        """Return a tensor as the input of an op."""
+        value = self.value(tensor)
+        plain = unwrapped(tensor)
+        return Input(value, plain.requires_grad)
+
+    def _meet(self, tensor: Tensor, entry: Entry | None) -> int:
+        plain = unwrapped(tensor)
+        if plain is not tensor:
+            return self.remember(tensor, self.value(plain))
+        if entry is not None and entry.ref() is tensor:
+            return self._changed(tensor, entry)
+        value = self._by_grad_fn(tensor)
+        if value is not None:
+            return self.remember(tensor, value)
+        return self._new(tensor)
+
+    def _by_grad_fn(self, tensor: Tensor) -> int | None:
+        plain = unwrapped(tensor)
+        grad_fn = grad_fn_of(plain) if plain.requires_grad else None
+        return None if grad_fn is None else self.at_edge(grad_fn, plain.output_nr)
+
+    def at_edge(self, grad_fn: Any, output_nr: int) -> int | None:
+        """Return the value that autograd's (grad_fn, output_nr) stands for, or None."""
+        mark = grad_fn.metadata.get(self.key)
+        return mark.get(output_nr) if isinstance(mark, dict) else mark
+
+    def _changed(self, tensor: Tensor, entry: Entry) -> int:
+        """Give a tensor that somebody wrote to its new value."""
+        node = entry.value >> OUTPUT_BITS
+        if tensor.requires_grad and grad_fn_of(tensor) is None:
+            return self.remember(tensor, entry.value)
+        write = self._writes.get(storage_of(tensor), -1)
+        if write > node:
+            number = len(self._tape.aliased_outputs) % (INSIDE - 2**10) + 2**10
+            value = value_of(write, number)
+            self._tape.aliased_outputs[value] = describe(tensor)
+            self.mark(tensor, value)
+            return self.remember(tensor, value)
+        found = self._by_grad_fn(tensor)
+        return self.remember(tensor, entry.value if found is None else found)
+
+    # -- meeting for the first time --------------------------------------------------------------
+
+    def _new(self, tensor: Tensor) -> int:
+        if tensor.requires_grad and grad_fn_of(tensor) is not None:
+            return self._made_unseen(tensor)
+        holder = self._storages.get(storage_of(tensor)) if self._storages else None
+        owner = None if holder is None else holder.ref()
+        if holder is not None and owner is not None and storage_of(owner) == storage_of(tensor):
+            return self._made_by_aliasing(tensor, holder.value)
+        return self.add_source(tensor)
+
+    def add_source(self, tensor: Tensor, *, name: str | None = None) -> int:
+        """Put a leaf, or data that needs no gradient, on the tape."""
+        kind = "leaf" if tensor.requires_grad else "input"
+        if name is None:
+            name = self._name_of(tensor)
+        flavour = "parameter" if isinstance(tensor, torch.nn.Parameter) else ""
+        node = self._tape.add(
+            Node(kind, None, None, None, "", "grad", (), (describe(tensor),), flavour)
+        )
+        if name is not None:
+            self._tape.names[node] = name
+        return self._settle_source(tensor, node)
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        """Return the name of a leaf; that of mere data is read from the source text later."""
+        if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+            return self._name_leaf(tensor)
+        return None
+
+    def _settle_source(self, tensor: Tensor, node: int) -> int:
+        value = self.register(tensor, value_of(node))
+        storage = storage_of(tensor)
+        if storage:
+            self._leaf_storages[storage] = self.table[id(tensor)]
+        if tensor.requires_grad:
+            self.on_leaf(tensor, node)
+        return value
+
+    def leaf_made_by_op(self, tensor: Tensor, made_by: int, site: sites.Sites) -> int:
+        """Put a leaf on the tape that an op's result became."""
+        flavour = "parameter" if isinstance(tensor, torch.nn.Parameter) else ""
+        node = self._tape.add(
+            Node(
+                "leaf", None, *site, "grad", (Input(made_by, False),), (describe(tensor),), flavour
+            )
+        )
+        name = self._name_leaf(tensor)
+        if name is not None:
+            self._tape.names[node] = name
+        return self._settle_source(tensor, node)
+
+    def _made_by_aliasing(self, tensor: Tensor, holder: int) -> int:
+        entry = Input(holder, False)
+        output = describe(tensor)
+        node = self._tape.add(
+            Node("op", "shared storage", None, None, "", "grad", (entry,), (output,), "unseen")
+        )
+        value = self.register(tensor, value_of(node))
+        if tensor.requires_grad:
+            return self.leaf_made_by_op(tensor, value, sites.NOWHERE)
+        return value
+
+    def _made_unseen(self, tensor: Tensor) -> int:
+        """Stand in for ops that were not observed, by the leaves and values that feed them."""
+        grad_fn = tensor.grad_fn
+        inputs = tuple(Input(value, True) for value in self._sources(grad_fn))
+        node = self._tape.add(
+            Node("op", grad_fn.name(), None, None, "", "grad", inputs, (describe(tensor),), "unseen")
+        )
+        return self.register(tensor, value_of(node))
+
+    def _sources(self, grad_fn: Any) -> Iterator[int]:
+        """Yield the values at which the unseen graph behind a grad_fn begins."""
+        seen = {grad_fn}
+        found: dict[int, None] = {}
+        waiting = [grad_fn]
+        while waiting:
+            for following, output_nr in waiting.pop().next_functions:
+                value = None if following is None else self.at_node(following, output_nr)
+                if value is not None:
+                    found[value] = None
+                elif following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        yield from found
+
+    def at_node(self, grad_fn: Any, output_nr: int, *, known_only: bool = False) -> int | None:
+        """Return the value behind an edge of autograd's graph: a known op's result or a leaf."""
+        value = self.at_edge(grad_fn, output_nr)
+        if value is not None:
+            return value
+        variable = getattr(grad_fn, "variable", None)
+        if not isinstance(variable, Tensor):
+            return None
+        return self.known(variable) if known_only else self.value(variable)
+
+    # -- registering -----------------------------------------------------------------------------
+
+    def remember(self, tensor: Tensor, value: int) -> int:
+        """Note under which value a tensor is known from now on."""
+        self.table[id(tensor)] = Entry(weakref.ref(tensor), value, version_of(tensor))
+        return value
+
+    def register(self, tensor: Tensor, value: int) -> int:
+        """Make a tensor known by identity, by storage and by its grad_fn."""
+        self.remember(tensor, value)
+        plain = unwrapped(tensor)
+        storage = storage_of(plain)
+        if storage:
+            self._storages[storage] = self.table[id(tensor)]
+        if plain.requires_grad:
+            self.mark(plain, value)
+        return value
+
+    def mark(self, tensor: Tensor, value: int) -> None:
+        """Write a value's number on the autograd node that made it."""
+        grad_fn = grad_fn_of(tensor)
+        if grad_fn is None:
+            return
+        metadata, output_nr = grad_fn.metadata, tensor.output_nr
+        before = metadata.get(self.key)
+        if isinstance(before, dict):
+            before[output_nr] = value
+        elif output_nr == 0 and before is None:
+            metadata[self.key] = {0: value} if value & OUTPUT_MASK else value
+        else:
+            marks = {} if before is None else {0: before}
+            metadata[self.key] = {**marks, output_nr: value}
+
+    def unchanged(self, tensor: Tensor) -> bool:
+        """Whether a tensor is known and nobody wrote to it since."""
+        entry = self.table.get(id(tensor))
+        return entry is not None and entry.ref() is tensor and entry.version == version_of(tensor)
+
+    # -- writes ----------------------------------------------------------------------------------
+
+    def written_leaf(self, tensor: Tensor) -> int | None:
+        """Return the node of the leaf or parameter whose memory this tensor is, or None."""
+        entry = self._leaf_storages.get(storage_of(tensor))
+        leaf = None if entry is None else entry.ref()
+        if entry is None or leaf is None or storage_of(leaf) != storage_of(tensor):
+            return None
+        if leaf.requires_grad or isinstance(leaf, torch.nn.Parameter):
+            return entry.value >> OUTPUT_BITS
+        return None
+
+    def wrote(self, tensor: Tensor, node: int, *, silent: bool) -> None:
+        """Note that an op wrote to a tensor's memory; `silent` where no version counter tells."""
+        storage = storage_of(tensor)
+        if storage:
+            self._writes[storage] = node
+            self.silent_writes |= silent
+
+    def moved(self, tensor: Tensor) -> None:
+        """Note that a leaf has other memory now (`.data = ...`)."""
+        entry = self.table.get(id(tensor))
+        if entry is not None and entry.ref() is tensor:
+            self.remember(tensor, entry.value)
+            self._leaf_storages[storage_of(tensor)] = self.table[id(tensor)]
+
+    def living(self) -> Iterable[tuple[Tensor, int]]:
+        """Yield the known tensors that are still alive, with their values."""
+        for entry in list(self.table.values()):
+            tensor = entry.ref()
+            if tensor is not None:
+                yield tensor, entry.value

@@ -1,0 +1,206 @@
+"""What is replaced in torch while anything records, since no mode sees it.
+
+One set of replacements serves all recordings of the process: the first puts them on, the last takes
+them off. Each asks the recordings of its own thread and costs a list look-up where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Call = Callable[..., Any]
+
+
+class Observer(Protocol):
+    """What a recording does around the calls that are replaced."""
+
+    def around_engine(self, call: Call, *args: Any, **kwargs: Any) -> Any: ...
+    def around_function(self, call: Call, function: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def around_module(self, call: Call, module: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def around_script(self, call: Call, script: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def around_variable(self, call: Call, *args: Any, **kwargs: Any) -> Any: ...
+    def around_copy(self, call: Call, *args: Any, **kwargs: Any) -> Any: ...
+    def constructed(self, tensor: Tensor, *args: Any, **kwargs: Any) -> None: ...
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.observers: list[Observer] = []
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+_recordings = 0
+_on: contextlib.ExitStack | None = None
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Have an observer asked about what happens in this thread."""
+    observers = _thread.observers
+    with _patched():
+        observers.append(observer)
+        try:
+            yield
+        finally:
+            observers.remove(observer)
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    global _recordings, _on
+    with _lock:
+        if not _recordings:
+            _on = _put_on()
+        _recordings += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _recordings -= 1
+            if not _recordings and _on is not None:
+                _on, stack = None, _on
+                stack.close()
+
+
+def _put_on() -> contextlib.ExitStack:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_eager())
+        variable = torch.autograd.Variable
+        engine = _Engine(variable._execution_engine)
+        stack.enter_context(_replaced(variable, "_execution_engine", engine))
+        function = torch.autograd.Function
+        apply = function.__dict__["apply"]
+        stack.enter_context(_replaced(function, "apply", _classmethod_around(apply)))
+        around_module = _method_around("around_module", nn.Module.__call__)
+        stack.enter_context(_replaced(nn.Module, "__call__", around_module))
+        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            around_script = _method_around("around_script", script.__call__)
+            stack.enter_context(_replaced(script, "__call__", around_script))
+        around_copy = _method_around("around_copy", nn.Parameter.__deepcopy__)
+        stack.enter_context(_replaced(nn.Parameter, "__deepcopy__", around_copy))
+        meta = type(variable)
+        around_variable = _method_around("around_variable", type.__call__)
+        stack.enter_context(_replaced(meta, "__call__", around_variable))
+        stack.enter_context(_replaced(Tensor, "__init__", _constructed))
+        return stack.pop_all()
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replace an attribute, and put back exactly what stood there: itself, or nothing."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _around(method: str, call: Call) -> Call:
+    """Wrap a call in what each observer of this thread does around it, the latest outermost."""
+    for observer in _thread.observers:
+        call = functools.partial(getattr(observer, method), call)
+    return call
+
+
+def _method_around(method: str, original: Call) -> Call:
+    @functools.wraps(original)
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _thread.observers:
+            return original(self, *args, **kwargs)
+        return _around(method, original)(self, *args, **kwargs)
+
+    return replacement
+
+
+def _classmethod_around(original: Any) -> Any:
+    apply = original.__func__
+
+    @functools.wraps(apply)
+    def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _thread.observers:
+            return apply(cls, *args, **kwargs)
+        return _around("around_function", apply)(cls, *args, **kwargs)
+
+    return classmethod(replacement)
+
+
+def _constructed(self: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Stand in for `object.__init__`, which tensor classes inherit, and note what was made.
+
+    This is where `torch.Tensor([...])` and `nn.Parameter(x)` pass by.
+    """
+    if type(self).__init__ is not _constructed:
+        object.__init__(self, *args, **kwargs)  # a subclass's super().__init__(...): its errors
+        return
+    for observer in _thread.observers:
+        observer.constructed(self, *args, **kwargs)
+
+
+class _Engine:
+    """Stands before torch's engine: the one door through which Python starts a backward pass."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        return _around("around_engine", self._engine.run_backward)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Have compiled functions run eagerly, so that every op is seen and no graph is broken.
+
+    Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14). Where
+    it is not loaded yet, loading it would cost a second; then the first `torch.compile` does.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def force() -> None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        if "torch._dynamo" in sys.modules:
+            force()
+        else:
+            stack.enter_context(_replaced(torch, "compile", _forcing(torch.compile, force)))
+        yield
+
+
+def _forcing(original: Call, force: Callable[[], None]) -> Call:
+    once = [force]
+
+    @functools.wraps(original)
+    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
+        if once:
+            once.pop()()
+        return original(*args, **kwargs)
+
+    return compile_eagerly
+
+
+def _forget_in_child() -> None:
+    """A forked worker inherits the mode but records nothing."""
+    for observer in _thread.observers:
+        observer.stop_in_child()  # type: ignore[attr-defined]  # recorders have it
+    _thread.observers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,235 @@
+"""One recording: the observers put together, put on, and taken off again."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from gradtrace._observe import patches
+from gradtrace._observe.backward import Backward
+from gradtrace._observe.forward import Forward, Function, tensors_in
+from gradtrace._observe.identity import Identity
+from gradtrace._observe.names import Names
+from gradtrace._tape import Input, Node, Tape, node_of
+
+
+class Recorder:
+    """Records the thread that starts it until it is stopped."""
+
+    def __init__(self, values: str, entered_by: object) -> None:
+        when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.tape = Tape(str(torch.__version__), when, values)
+        self.names = Names(entered_by, self.tape.roots)
+        self.identity = Identity(self.tape, self.names.of_leaf)
+        self.forward = Forward(self.tape, self.identity)
+        self.backward = Backward(self.tape, self.identity, self.forward)
+        self._stack = contextlib.ExitStack()
+        self._seen_modules: set[str] = set()
+
+    # -- on and off ------------------------------------------------------------------------------
+
+    def start(
+        self, models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Put everything on. What was on comes off again where something fails half-way."""
+        for name, tensor in tensors.items():
+            self.names.add_tensor(tensor, name)
+        for prefix, model in models.items():
+            self.names.add_model(model, prefix)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            stack.enter_context(patches.observing(self))
+            stack.enter_context(_mode_on(self.forward))
+            self._stack = stack.pop_all()
+
+    def stop(self) -> None:
+        """Take everything off."""
+        self._stack.close()
+
+    def stop_in_child(self) -> None:
+        """Record nothing more: this is a forked copy of the process."""
+        self.forward.paused += 1
+
+    def _close(self) -> None:
+        with torch._C.DisableTorchFunction():
+            self.backward.close()
+            self._notice_requirements()
+            self._add_unmet()
+
+    def _notice_requirements(self) -> None:
+        """Note which data came to require a gradient after it was taken."""
+        for tensor, value in self.identity.living():
+            node = self.tape.nodes[node_of(value)]
+            if node is not None and node.kind == "input" and tensor.requires_grad:
+                self.tape.required.add(node_of(value))
+        self.tape.edits += 1
+
+    def _add_unmet(self) -> None:
+        """Put the named parameters on the tape that no op took."""
+        for tensor, name in self.names.tensors():
+            if isinstance(tensor, nn.Parameter) and self.identity.known(tensor) is None:
+                self.identity.on_leaf = lambda tensor, node: None
+                self.identity.add_source(tensor, name=name)
+
+    # -- what no mode sees -----------------------------------------------------------------------
+
+    @property
+    def _off(self) -> bool:
+        return self.forward.paused > 0
+
+    def around_engine(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """One run of the autograd engine."""
+        if _is_tracing():
+            return call(*args, **kwargs)
+        return self.backward.run(call, sys._getframe(1), *args, **kwargs)
+
+    def around_function(self, call: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """`apply` of a custom Function."""
+        if function is CheckpointFunction:
+            name, flavour = "checkpoint", "checkpoint"
+        else:
+            name, flavour = f"{function.__name__}.apply", "function"
+        return self._closed(name, flavour, call, (function, *args), kwargs)
+
+    def around_script(self, call: Any, script: Any, *args: Any, **kwargs: Any) -> Any:
+        """A scripted or traced function, in which no mode sees anything."""
+        name = getattr(script, "name", "script")
+        return self._closed(name, "script", call, (script, *args), kwargs)
+
+    def _closed(
+        self,
+        name: str,
+        flavour: str,
+        call: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        extra: tuple[Tensor, ...] = (),
+    ) -> Any:
+        """Record a call as one op, whatever it does inside."""
+        forward = self.forward
+        if self._off or _is_tracing() or forward.function is not None:
+            return call(*args, **kwargs)
+        try:
+            where = forward.where(sys._getframe(2))
+            given = [*tensors_in(args if flavour == "script" else _direct(args)), *extra]
+            direct = tuple([self.identity.input(tensor) for tensor in given])
+            node = self.tape.add(None)
+        except Exception as error:
+            forward.missed(name, error)
+            return call(*args, **kwargs)
+        forward.function = function = Function(node, direct)
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            forward.function = None
+            inputs = (*direct, *function.captured.values())
+            self.tape.nodes[node] = Node(
+                "op", name, *where, forward._grad_mode(), inputs, (), flavour
+            )
+        try:
+            outputs = list(tensors_in((result,)))
+            forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
+        except Exception as error:
+            forward.missed(name, error)
+        return result
+
+    def around_module(self, call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A module's forward: keeps the dotted path of the module that is running."""
+        modules = self.forward.modules
+        try:
+            with torch._C.DisableTorchFunction():
+                path = self.names.of_module(module, sys._getframe(1), modules[-1])
+        except Exception as error:
+            self.forward.missed("module", error)
+            path = modules[-1]
+        modules.append(path)
+        depth = len(modules)
+        try:
+            if not isinstance(module, torch.jit.ScriptModule):
+                return call(module, *args, **kwargs)
+            name, parameters = type(module).__name__, tuple(module.parameters())
+            return self._closed(name, "script", call, (module, *args), kwargs, parameters)
+        finally:
+            del modules[depth - 1 :]
+
+    def around_variable(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """`Variable(x)`."""
+        result = call(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self._made("Variable", result, args[1:], kwargs)
+        return result
+
+    def around_copy(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """`copy.deepcopy` of a parameter: what runs inside is seen, and makes a copy."""
+        self.forward.copying += 1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.forward.copying -= 1
+
+    def constructed(self, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        """A tensor class was called: `nn.Parameter(x)`, `torch.Tensor([a, b])`."""
+        name = next(
+            kind.__name__ for kind in type(tensor).__mro__ if kind.__module__.startswith("torch")
+        )
+        self._made(name, tensor, args, kwargs)
+
+    def _made(
+        self, name: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        forward = self.forward
+        if self._off or _is_tracing():
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                given = tensors_in((*args, *kwargs.values()))
+                inputs = tuple([self.identity.input(source) for source in given])
+                if forward.function is not None:
+                    forward._inside(forward.function, inputs, [], tensor)
+                elif any(self._is_made(source) for source in inputs):
+                    where = forward.where(sys._getframe(2))
+                    forward.add_op(name, inputs, [tensor], where)
+        except Exception as error:
+            forward.missed(name, error)
+
+    def _is_made(self, source: Input) -> bool:
+        """Whether a value has a story: it came out of an op, or is a leaf."""
+        node = self.tape.nodes[node_of(source.value)]
+        return node is None or node.kind != "input" or source.requires_grad
+
+
+def _direct(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments that `Function.apply` takes as tensors: not those in containers."""
+    return tuple(arg for arg in args if isinstance(arg, Tensor))
+
+
+def _is_tracing() -> bool:
+    return torch._C._get_tracing_state() is not None
+
+
+@contextlib.contextmanager
+def _mode_on(mode: Forward) -> Iterator[None]:
+    """Put a mode on, and take that one off again, also where others were left out of order."""
+    torch._C._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        _take_off(mode)
+
+
+def _take_off(mode: Forward) -> None:
+    above = []
+    while torch._C._len_torch_function_stack():
+        top = torch._C._pop_torch_function_stack()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)

@@ -1,0 +1,481 @@
+"""What is drawn: boxes, arrows and frames. A scene knows no format; `dot.py` gives it its looks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+import networkx as nx
+
+from gradtrace._records import Status
+from gradtrace._render.grouping import Groups, Plan, family, group, module_of, path_parts
+from gradtrace._render.selection import Analysis, View, ancestors, carries_data, parent, select
+from gradtrace._render.wording import (
+    many,
+    name_text,
+    node_hint,
+    node_place,
+    pass_count,
+    passes_text,
+    place,
+    printable,
+    shape_text,
+    shorten,
+)
+
+LIMIT = 100  # boxes in which a person still finds the way
+USES = 20  # arrows out of one box: dot takes seconds for 100 and minutes for 200
+_USES_OF_A_COPY = 10
+_PLACES_SHOWN = 3
+
+
+class Kind(StrEnum):
+    """What a box stands for."""
+
+    LEAF = "leaf"
+    INPUT = "input"
+    OP = "op"
+    CUT = "cut"
+    ESCAPE = "escape"
+    GROUP = "group"
+
+
+class Sample(StrEnum):
+    """An entry of the legend."""
+
+    LEAF = "leaf"
+    INPUT = "input"
+    OP = "op"
+    GROUP = "group"
+    CUT = "cut"
+    ESCAPE = "escape"
+    ROOT = "root"
+    REACHED = "reached"
+    NOT_REACHED = "not reached"
+    PASSES = "passes"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A node of the picture: one node of the graph, or several that were grouped.
+
+    Attributes:
+        id: Unique in the scene: the number of the first node that it stands for.
+        kind: What it stands for; a cut op is a CUT, nodes of several kinds are a GROUP.
+        title: Name of the tensor, op or module.
+        lines: Further facts, each on a line.
+        cuts: A line for each place inside a module at which a gradient stops.
+        verdicts: Statuses of the leaves counted here, each with their number. Every drawn leaf
+            is counted in exactly one box.
+        status: The verdict to show: of a leaf, of leaves of one status, or of a copied leaf.
+        roots: Backward passes that start here.
+        frame: Dotted path of the module around it, "" outside any.
+        nodes: Nodes of the graph that it stands for; none for a copy.
+        hint: What is known of its place in the program.
+    """
+
+    id: int
+    kind: Kind
+    title: str
+    lines: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
+    verdicts: tuple[tuple[Status, int], ...] = ()
+    status: Status | None = None
+    roots: tuple[int, ...] = ()
+    frame: str = ""
+    nodes: tuple[int, ...] = ()
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """Tensors on their way from one box to another.
+
+    Attributes:
+        tail: Box that made them.
+        head: Box that took them.
+        reached: Passes in which a gradient came back along it; solid where there are some.
+        label: Name of the tensor, "" where it has none or its box says it already.
+        passes: The same passes in words, "" in a trace of fewer than two.
+    """
+
+    tail: int
+    head: int
+    reached: tuple[int, ...]
+    label: str = ""
+    passes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A module around boxes and modules.
+
+    Attributes:
+        path: Dotted path, as in `Box.frame`.
+        boxes: Boxes that lie in it and in no frame inside it.
+        frames: Modules inside it.
+    """
+
+    path: str
+    boxes: tuple[int, ...]
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that a picture shows.
+
+    Attributes:
+        boxes: In order of creation of what they stand for, copies last.
+        arrows: In order of creation of what they start from.
+        frame: The outermost frame, "", which is not drawn itself.
+        legend: Samples of what occurs.
+        notes: Sentences on what is left out, collapsed or not known.
+    """
+
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    frame: Frame
+    legend: tuple[Sample, ...]
+    notes: tuple[str, ...]
+
+
+def build_scene(
+    graph: nx.MultiDiGraph,
+    analysis: Analysis,
+    *,
+    full: bool = False,
+    depth: int | None = None,
+    focus: str | None = None,
+    limit: int = LIMIT,
+    notes: Iterable[str] = (),
+) -> Scene:
+    """Return what a picture of one graph shows.
+
+    Args:
+        graph: The whole graph.
+        analysis: Of the same graph.
+        full: Draw every node in a box of its own.
+        depth: Levels of modules to draw open; None for as many as fit.
+        focus: Name of a tensor: draw only what its data flows into.
+        limit: Number of boxes above which modules collapse and repeats fold.
+        notes: Sentences to show before the scene's own.
+
+    Raises:
+        UnknownNameError: `focus` names nothing in this graph.
+    """
+    view = select(graph, analysis, full=full, focus=focus)
+    plan, groups = group(view, limit, full=full, depth=depth)
+    boxes = tuple(_box(view, plan, key, nodes) for key, nodes in groups.items())
+    boxes, arrows = _copy_busy(view, boxes, tuple(_arrows(view, boxes)))
+    return Scene(
+        boxes=boxes,
+        arrows=arrows,
+        frame=_frames(boxes),
+        legend=tuple(_legend(boxes, arrows)),
+        notes=(*notes, *_pass_notes(analysis), *_notes(view, groups, focus)),
+    )
+
+
+def _box(view: View, plan: Plan, key: Hashable, nodes: Sequence[int]) -> Box:
+    frame = ".".join(path_parts(view.modules[nodes[0]])[: plan.depth])
+    if len(nodes) == 1:
+        box = _single(view, nodes[0], frame)
+    elif (path := module_of(key)) is not None:
+        box = _module(view, path, nodes)
+    else:
+        box = _repeat(view, nodes, frame)
+    verdicts = _verdicts(view, nodes)
+    counted = tuple((status, verdicts[status]) for status in Status if verdicts[status])
+    return replace(box, verdicts=counted, frame=frame, nodes=tuple(nodes))
+
+
+def _verdicts(view: View, nodes: Iterable[int]) -> Counter[Status]:
+    return Counter(view.status[node] for node in nodes if node in view.status)
+
+
+def _single(view: View, node: int, frame: str) -> Box:
+    data = view.nodes[node]
+    kind = _kind(data)
+    lines = (*_facts(kind, data), _root_text(view, data["root_of"]))
+    return Box(
+        id=node,
+        kind=kind,
+        title=_title(data, frame),
+        lines=tuple(filter(None, lines)),
+        status=view.status.get(node),
+        roots=data["root_of"],
+        hint=node_hint(data) or printable(data["name"] or ""),
+    )
+
+
+def _root_text(view: View, passes: Sequence[int]) -> str:
+    if not passes or pass_count(view.graph) == 1:
+        return "backward starts here" if passes else ""
+    numbers = passes_text(passes, 0)
+    return f"pass {numbers} starts here" if len(passes) == 1 else f"passes {numbers} start here"
+
+
+def _kind(data: Mapping[str, Any]) -> Kind:
+    """Return CUT for whatever stops a gradient, except for an escape, which has its own sign."""
+    kind = Kind(data["kind"])
+    return Kind.CUT if kind is Kind.OP and data["cut"] else kind
+
+
+def _title(data: Mapping[str, Any], frame: str = "") -> str:
+    """Return what a node is called; inside the frame of its module without the module's path."""
+    if data["kind"] in {"leaf", "input"}:
+        return name_text(data["name"] or "unnamed", frame)
+    if _kind(data) is Kind.CUT:
+        return _cut_title(data)
+    return shorten(f"{data['name']} = {data['op']}" if data["name"] else data["op"] or "op")
+
+
+def _cut_title(data: Mapping[str, Any]) -> str:
+    kind, op = data["cut"], data["op"]
+    return shorten(kind if op in {kind, None} else f"{kind}: {op}")
+
+
+def _facts(kind: Kind, data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a box says below its title; an ordinary op says nothing more."""
+    if kind in {Kind.LEAF, Kind.INPUT} and data["shape"] is not None:
+        yield shape_text(data["shape"])
+    if kind in {Kind.CUT, Kind.ESCAPE}:
+        yield _blamed(data)
+        yield shorten(data["source"] or data["name"] or "")
+
+
+def _blamed(data: Mapping[str, Any]) -> str:
+    """Return the line to blame, and the user's own line where that one is a library's."""
+    at = node_place(data)
+    caller = place(data["called_from_file"], data["called_from_line"])
+    return f"{at}, called from {caller}" if caller and caller != at else at
+
+
+def _module(view: View, path: str, nodes: Sequence[int]) -> Box:
+    siblings = _siblings(view, path, nodes)
+    leaves = _verdicts(view, nodes)
+    ops = sum(view.nodes[node]["kind"] == "op" for node in nodes)
+    facts = _count_leaves(leaves), many(ops, "op") if ops else ""
+    return Box(
+        id=nodes[0],
+        kind=Kind.GROUP,
+        title=name_text(path if siblings == 1 else family(path)) + _times(siblings),
+        lines=tuple(filter(None, facts)),
+        cuts=tuple(_cuts_inside(view, nodes)),
+        hint=printable(path),
+    )
+
+
+def _siblings(view: View, path: str, nodes: Iterable[int]) -> int:
+    """Return how many modules like one at a path share its box."""
+    level = path.count(".") + 1
+    return len({tuple(path_parts(view.modules[node])[:level]) for node in nodes})
+
+
+def _count_leaves(leaves: Counter[Status]) -> str:
+    if not leaves:
+        return ""
+    total = many(leaves.total(), "parameter")
+    if len(leaves) == 1:
+        return f"{total} {next(iter(leaves))}"
+    shares = ", ".join(f"{leaves[status]:,} {status}" for status in Status if leaves[status])
+    return f"{total}: {shares}"
+
+
+def _cuts_inside(view: View, nodes: Iterable[int]) -> Iterator[str]:
+    """Yield a line for each place of a cut, the most frequent first, and a count of the rest."""
+    cuts = (data for node in nodes if (data := view.nodes[node])["cut"])
+    places = Counter(f"{data['cut']} {node_place(data)}".rstrip() for data in cuts)
+    for text, times in places.most_common(_PLACES_SHOWN):
+        yield text + _times(times)
+    if len(places) > _PLACES_SHOWN:
+        yield f"{len(places) - _PLACES_SHOWN:,} more"
+
+
+def _repeat(view: View, nodes: Sequence[int], frame: str) -> Box:
+    """Return one box for leaves that are alike, or for what one line of source did."""
+    first = view.nodes[nodes[0]]
+    kind = _kind(first)
+    titles = {_repeat_title(view.nodes[node], frame) for node in nodes}
+    alone = titles.pop() if len(titles) == 1 else ""
+    return Box(
+        id=nodes[0],
+        kind=Kind.GROUP if kind is Kind.OP and not alone else kind,
+        title=alone + _times(len(nodes)) if alone else many(len(nodes), *_NOUNS[kind]),
+        lines=tuple(filter(None, _repeat_lines(view, kind, nodes, frame))),
+        status=view.status.get(nodes[0]),
+        hint=node_hint(first),
+    )
+
+
+_NOUNS: Mapping[Kind, tuple[str, str]] = {
+    Kind.LEAF: ("leaf", "leaves"),
+    Kind.INPUT: ("input", "inputs"),
+    Kind.OP: ("op", "ops"),
+    Kind.CUT: ("cut", "cuts"),
+    Kind.ESCAPE: ("escape", "escapes"),
+}
+
+
+def _repeat_title(data: Mapping[str, Any], frame: str) -> str:
+    """Return what repeats are called, whatever variable the result of each went to."""
+    return _title({**data, "name": None} if data["op"] else data, frame)
+
+
+def _repeat_lines(view: View, kind: Kind, nodes: Sequence[int], frame: str) -> Iterator[str]:
+    if kind in {Kind.LEAF, Kind.INPUT}:
+        first, last = (_title(view.nodes[node], frame) for node in (nodes[0], nodes[-1]))
+        yield shorten(f"{first} … {last}") if first != last else ""
+        return
+    ops = Counter(view.nodes[node]["op"] for node in nodes)
+    if kind is Kind.OP and len(ops) > 1:
+        yield shorten(", ".join(op + _times(times) for op, times in ops.most_common(4)))
+    yield from _common_place(view, nodes)
+
+
+def _common_place(view: View, nodes: Sequence[int]) -> Iterator[str]:
+    """Yield place and text of the line that all nodes come from, or their function."""
+    first = view.nodes[nodes[0]]
+    if len({view.nodes[node]["line"] for node in nodes}) > 1:
+        yield shorten(f"in {first['function']}") if first["function"] else ""
+        return
+    yield node_place(first)
+    longest = max((view.nodes[node]["source"] or "" for node in nodes), key=len)
+    yield shorten(longest)
+
+
+def _times(number: int) -> str:
+    return f" × {number:,}" if number > 1 else ""
+
+
+def _arrows(view: View, boxes: Iterable[Box]) -> Iterator[Arrow]:
+    """Yield one arrow for all edges between two boxes that are alike."""
+    owner = {node: box for box in boxes for node in box.nodes}
+    alike: defaultdict[tuple[int, int, object], list[Mapping[str, Any]]] = defaultdict(list)
+    for tail, head, edge in view.graph.edges(view.nodes, data=True):
+        if head in owner and owner[tail] is not owner[head] and _is_shown(view, tail, edge):
+            alike[_arrow_key(owner[tail], owner[head], edge)].append(edge)
+    named = {box.id: _names(view, box) for box in boxes}
+    total = pass_count(view.graph)
+    for (tail, head, _), edges in alike.items():
+        yield _arrow(tail, head, edges, named[tail], total)
+
+
+def _is_shown(view: View, tail: int, edge: Mapping[str, Any]) -> bool:
+    return carries_data(edge) or bool(view.nodes[tail]["cut"])
+
+
+def _arrow_key(tail: Box, head: Box, edge: Mapping[str, Any]) -> tuple[int, int, object]:
+    """Keep passes apart between two nodes; between groups only reached from not reached."""
+    single = len(tail.nodes) == len(head.nodes) == 1
+    return tail.id, head.id, edge["reached"] if single else bool(edge["reached"])
+
+
+def _names(view: View, box: Box) -> set[str | None]:
+    return {view.nodes[node]["name"] for node in box.nodes}
+
+
+def _arrow(
+    tail: int, head: int, edges: Sequence[Mapping[str, Any]], said: set[str | None], total: int
+) -> Arrow:
+    reached = tuple(sorted({index for edge in edges for index in edge["reached"]}))
+    names = {edge["tensor"] for edge in edges}
+    name = names.pop() if len(names) == 1 else None
+    return Arrow(
+        tail=tail,
+        head=head,
+        reached=reached,
+        label=shorten(name, 24) if name and name not in said else "",
+        passes=passes_text(reached, total) if reached and total > 1 else "",
+    )
+
+
+def _copy_busy(
+    view: View, boxes: tuple[Box, ...], arrows: tuple[Arrow, ...]
+) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
+    """Draw a tensor that many ops take once for each few of them."""
+    outgoing: defaultdict[int, list[Arrow]] = defaultdict(list)
+    for arrow in arrows:
+        outgoing[arrow.tail].append(arrow)
+    frames = {box.id: box.frame for box in boxes}
+    ids = count(max(view.graph, default=0) + 1)
+    copies: list[Box] = []
+    for box in boxes:
+        if box.kind in {Kind.LEAF, Kind.INPUT} and len(outgoing[box.id]) > USES:
+            kept, *others = _chunks(outgoing[box.id], _USES_OF_A_COPY)
+            for moved, new in zip(others, ids, strict=False):
+                kept += [replace(arrow, tail=new) for arrow in moved]
+                copies.append(_copy(view, box, new, frames[moved[0].head]))
+            outgoing[box.id] = kept
+    return (*boxes, *copies), tuple(arrow for kept in outgoing.values() for arrow in kept)
+
+
+def _chunks(arrows: Sequence[Arrow], size: int) -> Iterator[list[Arrow]]:
+    return (list(arrows[start : start + size]) for start in range(0, len(arrows), size))
+
+
+def _copy(view: View, box: Box, new: int, frame: str) -> Box:
+    title = _title(view.nodes[box.nodes[0]], frame) if len(box.nodes) == 1 else box.title
+    return replace(
+        box, id=new, title=f"{title} (again)", lines=(), verdicts=(), nodes=(), frame=frame
+    )
+
+
+def _frames(boxes: Iterable[Box]) -> Frame:
+    """Return the tree of frames; one that holds a single frame and no box is left out."""
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    children: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for box in boxes:
+        members[box.frame].append(box.id)
+        for path in ancestors(box.frame):
+            children[parent(path)][path] = None
+    return _frame("", members, children)
+
+
+def _frame(
+    path: str, members: Mapping[str, Sequence[int]], children: Mapping[str, Iterable[str]]
+) -> Frame:
+    inside = tuple(_frame(child, members, children) for child in children.get(path, ()))
+    boxes = tuple(members.get(path, ()))
+    return inside[0] if path and not boxes and len(inside) == 1 else Frame(path, boxes, inside)
+
+
+def _legend(boxes: Iterable[Box], arrows: Iterable[Arrow]) -> Iterator[Sample]:
+    found: set[str] = {box.kind for box in boxes}
+    found |= {Sample.ROOT for box in boxes if box.roots}
+    found |= {Sample.CUT for box in boxes if box.cuts}
+    found |= {Sample.REACHED if arrow.reached else Sample.NOT_REACHED for arrow in arrows}
+    found |= {Sample.PASSES for arrow in arrows if arrow.passes}
+    return (sample for sample in Sample if sample in found)
+
+
+def _notes(view: View, groups: Groups, focus: str | None) -> Iterator[str]:
+    """Yield what a reader would otherwise miss without a word."""
+    shared = {key: len(nodes) for key, nodes in groups.items() if len(nodes) > 1}
+    modules = [key for key in shared if module_of(key) is not None]
+    if modules:
+        yield "Modules are collapsed into one box each; depth= or full=True opens them."
+    if repeats := sum(shared.values()) - sum(shared[key] for key in modules):
+        yield f"{repeats:,} repeats are drawn together by line or name; full=True draws each."
+    ops = (node for node, kind in view.graph.nodes(data="kind") if kind == "op")
+    if left_out := sum(node not in view.nodes for node in ops):
+        reason = f"nothing flows there from {shorten(focus)}" if focus else "they lead to no root"
+        yield f"{many(left_out, 'op')} not drawn: {reason}."
+
+
+def _pass_notes(analysis: Analysis) -> Iterator[str]:
+    if not analysis.passes:
+        yield "No backward pass was recorded, so no arrow is solid."
+    for backward_pass in analysis.passes:
+        if not backward_pass.observed:
+            yield (
+                f"Pass {backward_pass.index} was started outside torch's Python API: its arrows "
+                "were not seen."
+            )
+        if backward_pass.error:
+            yield f"Pass {backward_pass.index} raised {shorten(backward_pass.error, 80)}"

@@ -1,0 +1,178 @@
+"""Which nodes of a graph a picture shows, and in which module each of them lies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import networkx as nx
+
+from gradtrace._errors import UnknownNameError, nearest
+from gradtrace._records import BackwardPass, Cut, Gradient, Leaf, Status
+
+_SOURCES = frozenset({"leaf", "input"})
+
+
+class Analysis(Protocol):
+    """What renderers read of an analysed graph."""
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All leaves with their status."""
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """All cuts with the leaves that they block."""
+
+    @property
+    def passes(self) -> tuple[BackwardPass, ...]:
+        """All backward passes in the order in which they started."""
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """All gradients that arrived at leaves, in order of arrival."""
+
+    @property
+    def leads_to_root(self) -> Collection[int]:
+        """Nodes from which a data path leads to a root, roots included."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The part of a graph that is drawn.
+
+    Attributes:
+        graph: The whole graph.
+        nodes: Attributes of the drawn nodes, in order of creation.
+        status: Verdicts of the leaves among them.
+        modules: Dotted path of the module that each node lies in, "" outside any.
+    """
+
+    graph: nx.MultiDiGraph
+    nodes: Mapping[int, Mapping[str, Any]]
+    status: Mapping[int, Status]
+    modules: Mapping[int, str]
+
+
+def select(
+    graph: nx.MultiDiGraph, analysis: Analysis, *, full: bool = False, focus: str | None = None
+) -> View:
+    """Return the part of a graph that answers where gradients went.
+
+    That is what leads to a root, all leaves that require grad, and the way from a leaf to a cut
+    that lies off the way to a root. Without a root it is everything.
+
+    Args:
+        graph: The whole graph.
+        analysis: Of the same graph.
+        full: Take every node.
+        focus: Name of a tensor: take only what its data flows into.
+
+    Raises:
+        UnknownNameError: `focus` names nothing in this graph.
+    """
+    drawn = set(graph) if full or not _has_root(graph) else _of_interest(graph, analysis)
+    if focus is not None:
+        drawn &= _story(graph, focus)
+    nodes = {node: graph.nodes[node] for node in sorted(drawn)}
+    status = {leaf.node: leaf.status for leaf in analysis.leaves if leaf.node in nodes}
+    return View(graph, nodes, status, _modules(nodes))
+
+
+def _has_root(graph: nx.MultiDiGraph) -> bool:
+    return any(passes for _, passes in graph.nodes(data="root_of"))
+
+
+def _of_interest(graph: nx.MultiDiGraph, analysis: Analysis) -> set[int]:
+    drawn = set(analysis.leads_to_root) | _ways_to_cuts(graph, analysis)
+    drawn.update(_sources_taken_by(graph, drawn))
+    return drawn | {leaf.node for leaf in analysis.leaves if leaf.requires_grad}
+
+
+def _ways_to_cuts(graph: nx.MultiDiGraph, analysis: Analysis) -> set[int]:
+    """Return cuts that lead to no root (an escape, say) and the ways to them."""
+    cuts = [cut for cut in analysis.cuts if cut.node not in analysis.leads_to_root]
+    blocked = {name for cut in cuts for name in cut.blocked}
+    leaves = {leaf.node for leaf in analysis.leaves if leaf.name in blocked}
+    stops = {cut.node for cut in cuts}
+    return stops | _after(graph, leaves) & _before(graph, stops)
+
+
+def _sources_taken_by(graph: nx.MultiDiGraph, drawn: Collection[int]) -> list[int]:
+    """Return inputs and leaves, frozen ones among them, that a drawn node takes."""
+    edges = graph.edges(data=True)
+    taken = {tail for tail, head, edge in edges if head in drawn and carries_data(edge)}
+    return [node for node in taken if graph.nodes[node]["kind"] in _SOURCES]
+
+
+def _story(graph: nx.MultiDiGraph, name: str) -> set[int]:
+    """Return the nodes of one name and all that their data flows into."""
+    starts = [node for node, text in graph.nodes(data="name") if text == name]
+    if not starts:
+        names = {text for _, text in graph.nodes(data="name") if text}
+        raise UnknownNameError(
+            f"this trace has no tensor named {name!r}.\n{nearest(name, names)}"
+            "All leaves are in trace.leaves; without focus the whole trace is drawn."
+        )
+    return _after(graph, starts)
+
+
+def _after(graph: nx.MultiDiGraph, starts: Iterable[int]) -> set[int]:
+    def heads(node: int) -> Iterator[int]:
+        edges = graph.out_edges(node, data=True)
+        return (head for _, head, edge in edges if carries_data(edge))
+
+    return _closure(starts, heads)
+
+
+def _before(graph: nx.MultiDiGraph, ends: Iterable[int]) -> set[int]:
+    def tails(node: int) -> Iterator[int]:
+        edges = graph.in_edges(node, data=True)
+        return (tail for tail, _, edge in edges if carries_data(edge))
+
+    return _closure(ends, tails)
+
+
+def carries_data(edge: Mapping[str, Any]) -> bool:
+    """Return whether an edge is part of a data path: writing into a leaf (a step, say) is not."""
+    return not edge["weak"]
+
+
+def _closure(starts: Iterable[int], step: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return all nodes that steps lead to, the starts included."""
+    found = set(starts)
+    pending = list(found)
+    while pending:
+        new = set(step(pending.pop())) - found
+        found |= new
+        pending += new
+    return found
+
+
+def _modules(nodes: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Return the module in which each node ran, or to which its dotted name belongs."""
+    siblings = Counter(parent(data["name"]) for data in nodes.values() if data["kind"] == "leaf")
+    known = {data["module"] for data in nodes.values() if data["kind"] not in _SOURCES}
+    known |= {path for path, leaves in siblings.items() if leaves > 1}
+    around = {ancestor for path in known for ancestor in ancestors(path)}
+    return {node: _module(data, around) for node, data in nodes.items()}
+
+
+def _module(data: Mapping[str, Any], known: Collection[str]) -> str:
+    if data["kind"] not in _SOURCES:
+        return str(data["module"])
+    return next((path for path in ancestors(parent(data["name"])) if path in known), "")
+
+
+def parent(name: str | None) -> str:
+    """Return a dotted name without its last part, "" where it has one part."""
+    return (name or "").rpartition(".")[0]
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """Yield a dotted path and those of the modules around it, the innermost first."""
+    while path:
+        yield path
+        path = parent(path)

@@ -1,0 +1,174 @@
+"""Graph -> summary for the terminal: one screen of plain text, at most 100 columns wide."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+import networkx as nx
+
+from gradtrace._records import BackwardPass, Cut, Leaf, Location, Status
+from gradtrace._render.selection import Analysis
+from gradtrace._render.wording import columns, many, name_text, pad, place, shape_text, shorten
+
+WIDTH = 100
+_ROWS = 30
+_CUTS = 15
+_NAMES = 2
+_PASSES = 8
+_NAME_WIDTH = 44
+_URGENCY: Sequence[Status] = (
+    Status.CUT,
+    Status.UNUSED,
+    Status.NONFINITE,
+    Status.ZERO,
+    Status.UNKNOWN,
+    Status.REACHED,
+    Status.NO_BACKWARD,
+    Status.FROZEN,
+)
+
+Row = tuple[str, ...]
+
+
+def summary(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
+    """Return counts, backward passes, a row for each leaf, and the cuts with their lines."""
+    sections = (
+        [_counts(graph, analysis)],
+        _section("Backward passes", list(_pass_rows(analysis.passes)), 0),
+        _section("Leaves", list(_leaf_rows(analysis)), 1),
+        _section("Cuts", list(_cut_rows(analysis.cuts)), 0),
+    )
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _counts(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
+    ops = sum(kind == "op" for _, kind in graph.nodes(data="kind"))
+    counts = (
+        many(len(analysis.leaves), "leaf", "leaves"),
+        many(ops, "op"),
+        many(len(analysis.passes), "backward pass", "backward passes"),
+        many(len(analysis.cuts), "cut"),
+    )
+    return ", ".join(counts)
+
+
+def _section(title: str, rows: Sequence[Row], heads: int) -> list[str]:
+    """Return a title and rows in aligned columns, none without a row below the column heads."""
+    if len(rows) <= heads:
+        return []
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(pad, row, widths)) for row in rows)
+    return [title, *(_fit("  " + line) for line in lines)]
+
+
+def _fit(line: str) -> str:
+    """Return a line without what lies beyond the width; spaces inside it stay."""
+    line = line.rstrip()
+    if columns(line) <= WIDTH:
+        return line
+    while columns(line) > WIDTH - 1:
+        line = line[:-1]
+    return line + "…"
+
+
+def _pass_rows(passes: Sequence[BackwardPass]) -> Iterator[Row]:
+    """Yield a row for each run of passes that were started alike."""
+    runs = [list(run) for _, run in groupby(passes, _pass_facts)]
+    for run in runs[:_PASSES]:
+        first, last = run[0].index, run[-1].index
+        yield str(first) if first == last else f"{first}–{last}", *_pass_facts(run[0])
+    if rest := runs[_PASSES:]:
+        yield f"… {many(sum(map(len, rest)), 'more pass', 'more passes')}", "", ""
+
+
+def _pass_facts(backward_pass: BackwardPass) -> tuple[str, str]:
+    roots = shorten(", ".join(backward_pass.roots) or "an unseen root")
+    inside = "" if backward_pass.inside is None else f", inside pass {backward_pass.inside}"
+    error = f", raised {shorten(backward_pass.error)}" if backward_pass.error else ""
+    unseen = "" if backward_pass.observed else ", seen at leaves only"
+    return (
+        f"{backward_pass.kind} from {roots}{inside}{unseen}{error}",
+        _location_text(backward_pass.location),
+    )
+
+
+def _location_text(location: Location | None) -> str:
+    return place(location.file, location.line) if location else ""
+
+
+def _leaf_rows(analysis: Analysis) -> Iterator[Row]:
+    """Yield column heads and a row for each leaf, or for each module's leaves of one status."""
+    yield "status", "name", "shape", "last norm", "cuts"
+    cuts = Counter(name for cut in analysis.cuts for name in cut.blocked)
+    norms = {gradient.node: _norm_text(gradient.norm) for gradient in analysis.gradients}
+    for leaves in _leaf_groups(analysis.leaves):
+        blocked = sum(cuts[leaf.name] for leaf in leaves)
+        facts = _one(leaves[0], norms) if len(leaves) == 1 else _several(leaves)
+        yield leaves[0].status, *facts, f"{blocked:,}" if blocked else ""
+
+
+def _one(leaf: Leaf, norms: Mapping[int, str]) -> Row:
+    name = name_text(leaf.name, width=_NAME_WIDTH)
+    return name, shorten(shape_text(leaf.shape), 24), norms.get(leaf.node, "")
+
+
+def _several(leaves: Sequence[Leaf]) -> Row:
+    """Return "encoder.*" for leaves below one module, "*" for any, and their number."""
+    paths = [leaf.name.split(".")[:-1] for leaf in leaves]
+    shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    name = name_text(".".join([*shared, "*"]), width=_NAME_WIDTH)
+    return name, many(len(leaves), "leaf", "leaves"), ""
+
+
+def _norm_text(norm: float | None) -> str:
+    return "not seen" if norm is None else f"{norm:.4g}"
+
+
+def _leaf_groups(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
+    """Return leaves that share a row, the statuses that need attention first."""
+    deepest = max((leaf.name.count(".") for leaf in leaves), default=0)
+    keys: list[Callable[[Leaf], Hashable]] = [lambda leaf: leaf.node]
+    keys += [_module_key(levels) for levels in range(deepest, -1, -1)]
+    for key in keys:
+        groups = _grouped(leaves, key)
+        if len(groups) <= _ROWS:
+            break
+    return sorted(groups, key=lambda group: _URGENCY.index(group[0].status))
+
+
+def _module_key(levels: int) -> Callable[[Leaf], Hashable]:
+    return lambda leaf: (leaf.status, *leaf.name.split(".")[:-1][:levels])
+
+
+def _grouped(leaves: Iterable[Leaf], key: Callable[[Leaf], Hashable]) -> list[list[Leaf]]:
+    groups: defaultdict[Hashable, list[Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        groups[key(leaf)].append(leaf)
+    return list(groups.values())
+
+
+def _cut_rows(cuts: Sequence[Cut]) -> Iterator[Row]:
+    """Yield a row for each line of source that cuts, with the leaves that it blocks."""
+    places: defaultdict[Row, list[Cut]] = defaultdict(list)
+    for cut in cuts:
+        places[_cut_facts(cut)].append(cut)
+    for facts, alike in list(places.items())[:_CUTS]:
+        kind = facts[0] + (f" × {len(alike):,}" if len(alike) > 1 else "")
+        yield kind, *facts[1:], f"blocks {_names(alike)}"
+    if len(places) > _CUTS:
+        yield f"… {many(len(places) - _CUTS, 'more place')}", "", "", ""
+
+
+def _cut_facts(cut: Cut) -> Row:
+    caller = f" (from {_location_text(cut.called_from)})" if cut.called_from else ""
+    text = cut.source or cut.op
+    return cut.kind, _location_text(cut.location) + caller, shorten(text, 32)
+
+
+def _names(cuts: Iterable[Cut]) -> str:
+    names = list(dict.fromkeys(name for cut in cuts for name in cut.blocked))
+    shown = ", ".join(name_text(name, width=24) for name in names[:_NAMES])
+    rest = len(names) - _NAMES
+    return f"{shown} and {rest:,} more" if rest > 0 else shown

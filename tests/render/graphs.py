@@ -1,0 +1,196 @@
+"""Graphs made by hand, and a stand-in for their analysis, so that renderers are tested alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import networkx as nx
+
+from gradtrace._records import (
+    BackwardPass,
+    Cut,
+    CutKind,
+    Gradient,
+    Leaf,
+    Location,
+    Status,
+)
+
+_NODE: dict[str, Any] = {
+    "name": None,
+    "op": None,
+    "grad_fn": None,
+    "module": "",
+    "file": None,
+    "line": None,
+    "function": None,
+    "source": None,
+    "called_from_file": None,
+    "called_from_line": None,
+    "called_from_function": None,
+    "requires_grad": True,
+    "shape": (1,),
+    "dtype": "float32",
+    "device": "cpu",
+    "cut": None,
+    "reached": (),
+    "root_of": (),
+    "shares_storage_with": None,
+    "grad_mode": "grad",
+}
+_EDGE: dict[str, Any] = {
+    "tensor": None,
+    "output": 0,
+    "shape": (1,),
+    "dtype": "float32",
+    "device": "cpu",
+    "requires_grad": True,
+    "reached": (),
+    "input": 0,
+    "linked": True,
+    "undefined": (),
+    "not_requested": (),
+    "norms": (),
+    "weak": False,
+}
+
+
+@dataclass
+class Sketch:
+    """A graph in the making; it analyses itself as far as renderers ask.
+
+    Statuses and blocked leaves are told, not found out: that is the work of the real analysis.
+    """
+
+    graph: nx.MultiDiGraph = field(default_factory=nx.MultiDiGraph)
+    statuses: dict[int, Status] = field(default_factory=dict)
+    blocked: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    backward_passes: list[BackwardPass] = field(default_factory=list)
+    norms: list[Gradient] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.graph.graph["passes"] = ()
+
+    def add(self, kind: str, **attributes: Any) -> int:
+        node = len(self.graph)
+        self.graph.add_node(node, **{**_NODE, "kind": kind, **attributes})
+        return node
+
+    def leaf(self, name: str, status: Status = Status.REACHED, **attributes: Any) -> int:
+        attributes.setdefault("requires_grad", status is not Status.FROZEN)
+        node = self.add("leaf", name=name, **attributes)
+        self.statuses[node] = status
+        return node
+
+    def data(self, name: str | None, **attributes: Any) -> int:
+        return self.add("input", name=name, requires_grad=False, **attributes)
+
+    def op(
+        self,
+        op: str,
+        *takes: int,
+        name: str | None = None,
+        at: int | None = None,
+        source: str | None = None,
+        **attributes: Any,
+    ) -> int:
+        """Add an op that takes the first result of some nodes; `at` is a line of train.py."""
+        where = {} if at is None else {"file": "train.py", "line": at, "function": "step"}
+        attributes = {"kind": "op", "op": op, "name": name, "source": source} | where | attributes
+        node = self.add(**attributes)
+        for tail in takes:
+            self.edge(tail, node)
+        return node
+
+    def edge(self, tail: int, head: int, **attributes: Any) -> None:
+        name = self.graph.nodes[tail]["name"]
+        self.graph.add_edge(tail, head, **{**_EDGE, "tensor": name, **attributes})
+
+    def cut(self, node: int, kind: CutKind, *blocked: str) -> None:
+        self.graph.nodes[node]["cut"] = str(kind)
+        self.blocked[node] = blocked
+
+    def backward(self, root: int, at: int | None = None, kind: str = "backward") -> None:
+        """Add a pass that goes from a root back through every op that is no cut."""
+        index = len(self.backward_passes)
+        data = self.graph.nodes[root]
+        data["root_of"] += (index,)
+        location = None if at is None else Location("train.py", at, "step")
+        names = (data["name"] or data["op"],)
+        self.backward_passes.append(
+            BackwardPass(index, kind, names, location, None, create_graph=False, retain_graph=False)
+        )
+        self.graph.graph["passes"] += ((("index", index),),)
+        self._reach(root, index)
+
+    def _reach(self, root: int, index: int) -> None:
+        pending = deque([root])
+        while pending:
+            node = pending.popleft()
+            data = self.graph.nodes[node]
+            if index in data["reached"]:
+                continue
+            data["reached"] += (index,)
+            if data["cut"]:
+                continue
+            for tail, _, edge in self.graph.in_edges(node, data=True):
+                wants = self.graph.nodes[tail]["requires_grad"]
+                if wants and not self.graph.nodes[tail]["cut"]:
+                    edge["reached"] += (index,)
+                    pending.append(tail)
+
+    def gradient(self, node: int, norm: float | None, backward_pass: int = 0) -> None:
+        data = self.graph.nodes[node]
+        order = len(self.norms)
+        self.norms.append(
+            Gradient(data["name"], node, backward_pass, data["shape"], "float32", norm, order)
+        )
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return tuple(self._leaf(node, status) for node, status in self.statuses.items())
+
+    def _leaf(self, node: int, status: Status) -> Leaf:
+        data = self.graph.nodes[node]
+        wants = data["requires_grad"]
+        return Leaf(data["name"], node, data["shape"], data["dtype"], "cpu", wants, status)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        return tuple(self._cut(node, blocked) for node, blocked in self.blocked.items())
+
+    def _cut(self, node: int, blocked: Sequence[str]) -> Cut:
+        data = self.graph.nodes[node]
+        location = Location(data["file"], data["line"], "step") if data["file"] else None
+        return Cut(
+            kind=CutKind(data["cut"]),
+            op=data["op"],
+            node=node,
+            location=location,
+            called_from=None,
+            source=data["source"],
+            module=data["module"],
+            blocked=tuple(blocked),
+        )
+
+    @property
+    def passes(self) -> tuple[BackwardPass, ...]:
+        return tuple(self.backward_passes)
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        return tuple(self.norms)
+
+    @property
+    def leads_to_root(self) -> set[int]:
+        roots = {node for node, passes in self.graph.nodes(data="root_of") if passes}
+        data_flow = nx.DiGraph(
+            (tail, head) for tail, head, edge in self.graph.edges(data=True) if not edge["weak"]
+        )
+        before: Iterable[set[int]] = (
+            nx.ancestors(data_flow, root) for root in roots if root in data_flow
+        )
+        return roots.union(*before)
