@@ -51,7 +51,7 @@ Attributes = dict[str, Any]
 _SAVE_AGAIN: Final = "trace.save(path) writes files that can be read; save the trace again."
 
 
-class _Misfit(Exception):
+class _MisfitError(Exception):
     """What does not fit in a document and what would; `load_graph` adds the file's name."""
 
     def __init__(self, problem: str, remedy: str = _SAVE_AGAIN) -> None:
@@ -343,7 +343,7 @@ def load_graph(path: str | os.PathLike[str]) -> nx.MultiDiGraph:
     data = Path(path).read_bytes()
     try:
         return _graph_from(_parsed(data))
-    except _Misfit as misfit:
+    except _MisfitError as misfit:
         raise FileFormatError(f"can't read {os.fspath(path)!r} as a trace: {misfit}") from None
 
 
@@ -358,11 +358,11 @@ def _parsed(data: bytes) -> Any:
         found = str(error)
     except RecursionError:
         found = "lists in lists without end"
-    raise _Misfit(f"it is no JSON text ({found}). A whole document would have fitted.")
+    raise _MisfitError(f"it is no JSON text ({found}). A whole document would have fitted.")
 
 
 def _refuse_constant(word: str) -> None:
-    raise _Misfit(f"it has the bare word {word}. The string {word!r} would have fitted.")
+    raise _MisfitError(f"it has the bare word {word}. The string {word!r} would have fitted.")
 
 
 def _graph_from(document: Any) -> nx.MultiDiGraph:
@@ -382,12 +382,12 @@ def _graph_from(document: Any) -> nx.MultiDiGraph:
 
 def _check_head(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise _Misfit(f'it is no object with "format": "{_FORMAT}", as trace.save writes it.')
+        raise _MisfitError(f'it is no object with "format": "{_FORMAT}", as trace.save writes it.')
     version = document.get("version")
     if type(version) is not int or version < 1:
         raise _misfit("version", version, "an integer from 1")
     if version > _VERSION:
-        raise _Misfit(
+        raise _MisfitError(
             f"it has version {version} of the format. One up to {_VERSION} would have fitted.",
             "Upgrade gradtrace: python -m pip install --upgrade gradtrace",
         )
@@ -428,7 +428,7 @@ def _checked(item: Any, forms: dict[str, _Form], where: str) -> Attributes:
     found = {name: _decoded(value) for name, value in item.items()}
     for name, form in forms.items():
         if found.setdefault(name, form.default) is _REQUIRED:
-            raise _Misfit(f"{where}.{name} is missing. {_sentence(form.words)}")
+            raise _MisfitError(f"{where}.{name} is missing. {_sentence(form.words)}")
         if not form.fits(found[name]):
             raise _misfit(f"{where}.{name}", item[name], form.words)
     return found
@@ -496,10 +496,10 @@ def _nodes_named(graph: nx.MultiDiGraph) -> Iterator[tuple[str, int]]:
         yield f"graph.gradients[{number}].node", record["node"]
 
 
-def _misfit(where: str, given: object, words: str) -> _Misfit:
+def _misfit(where: str, given: object, words: str) -> _MisfitError:
     text = repr(given)
     shown = text if len(text) <= 80 else f"{text[:77]}..."
-    return _Misfit(f"{where} is {shown}. {_sentence(words)}")
+    return _MisfitError(f"{where} is {shown}. {_sentence(words)}")
 
 
 def _sentence(words: str) -> str:

@@ -42,6 +42,9 @@ from gradtrace._tape import (
 )
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class _Edge(NamedTuple):
     """One edge of autograd's graph: slot `slot` of node `of` leads to node `to`."""
 
@@ -121,7 +124,7 @@ def norm_of(gradient: Tensor) -> Tensor | None:
 
     Source: torch.linalg.vector_norm, ord=2.
     """
-    if gradient.is_meta:
+    if gradient.is_meta or _dispatches_itself(gradient):
         return None
     with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
         values = unwrapped(gradient.detach())
@@ -137,6 +140,12 @@ def norm_of(gradient: Tensor) -> Tensor | None:
         if values.dtype not in (torch.float64, torch.complex128):
             return torch.linalg.vector_norm(values, dtype=double)
         return _norm_of_doubles(values)
+
+
+def _dispatches_itself(gradient: Tensor) -> bool:
+    """Whether a subclass would see our own ops (FakeTensor, somebody's logging tensor)."""
+    handler = type(gradient).__torch_dispatch__
+    return handler is not torch._C._disabled_torch_dispatch_impl and type(gradient) not in _PLAIN
 
 
 def _norm_of_doubles(values: Tensor) -> Tensor:
@@ -185,7 +194,12 @@ class Backward:
         self, func: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType | None
     ) -> Any:
         """Run `backward` or `grad` as the user called it, so that a failed attempt is seen too."""
-        announced = self._announce(func, args, kwargs, frame)
+        announced = None
+        try:
+            with self._forward.silence():
+                announced = self._announce(func, args, kwargs, frame)
+        except Exception as error:
+            self._forward.missed("backward", error)
         try:
             return func(*args, **kwargs)
         except BaseException as error:
@@ -195,7 +209,7 @@ class Backward:
                     self._number(announced)
             raise
         finally:
-            if announced in self._announced:
+            if announced is not None and announced in self._announced:
                 self._announced.remove(announced)
 
     def _announce(
@@ -255,9 +269,10 @@ class Backward:
             accumulate_grad=accumulate_grad,
         )
         try:
-            watched = self._start(
-                frame, roots, retain_graph, create_graph, inputs, accumulate_grad
-            )
+            with self._forward.silence():
+                watched = self._start(
+                    frame, roots, retain_graph, create_graph, inputs, accumulate_grad
+                )
         except Exception as error:
             self._forward.missed("backward", error)
             return call()
@@ -274,9 +289,10 @@ class Backward:
             self._forward.paused -= 1
             self._running.pop()
             try:
-                watched.finish(result)
-                if result is not None:
-                    self._returned(watched, inputs, result)
+                with self._forward.silence():
+                    watched.finish()
+                    if result is not None:
+                        self._returned(watched, inputs, result)
             except Exception as error:
                 self._forward.missed("backward", error)
 
@@ -555,7 +571,7 @@ class _Watched:
             hook.remove()
         self._hooks.clear()
 
-    def finish(self, result: object) -> None:
+    def finish(self) -> None:
         """Take the hooks off and put what they saw on the tape."""
         self._remove_hooks()
         graph, links = self._graph, self.record.links

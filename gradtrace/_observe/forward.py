@@ -10,9 +10,11 @@ those in `_OPAQUE`, and any call on which somebody else's `__torch_function__` h
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import FrameType, FunctionType
 from typing import Any, Final
 
@@ -42,6 +44,11 @@ _DEFAULT_HANDLERS: Final = (
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+Watch = Callable[[], AbstractContextManager[object]]
+
+_Plainly: Final[Watch] = contextlib.nullcontext
+# A subclass's own handler would be called for each attribute that is read in observing it.
+_Quietly: Final[Watch] = torch._C.DisableTorchFunction
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -186,11 +193,13 @@ class Forward(TorchFunctionMode):
             call = self._calls[func] = Call(func)
         if call.metadata:
             return func(*args, **kwargs)
-        if call.twin is not None and func not in self._running and self._alone(types):
+        foreign = bool(types) and not all(map(_has_default_handler, types))
+        if call.twin is not None and not foreign and func not in self._running and _is_alone():
             return self._look_inside(func, call.twin, args, kwargs)
+        watch = _Quietly if foreign else _Plainly
         if call.special is not None:
-            return call.special(self, func, args, kwargs, sys._getframe(1))
-        return self.record(call, func, args, kwargs, sys._getframe(1))
+            return call.special(self, call, func, args, kwargs, sys._getframe(1), watch)
+        return self.record(call, func, args, kwargs, sys._getframe(1), watch)
 
     def _look_inside(self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs) -> Any:
         self._running.add(func)
@@ -201,15 +210,6 @@ class Forward(TorchFunctionMode):
             torch._C._pop_torch_function_stack()
             self._running.discard(func)
 
-    def _alone(self, types: Iterable[Any]) -> bool:
-        """Whether nobody else's __torch_function__ has a say in this call."""
-        for kind in types:
-            handler = kind.__torch_function__
-            if getattr(handler, "__func__", handler) not in _DEFAULT_HANDLERS:
-                return False
-        depth = torch._C._len_torch_function_stack()
-        return all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(depth))
-
     def where(self, frame: FrameType | None) -> sites.Sites:
         """Return site, user's own site and module path of the call that a frame is making."""
         return (*sites.find(frame), self.modules[-1])
@@ -217,21 +217,39 @@ class Forward(TorchFunctionMode):
     # -- ordinary ops ----------------------------------------------------------------------------
 
     def record(
-        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType | None
+        self,
+        call: Call,
+        func: Any,
+        args: Args,
+        kwargs: Kwargs,
+        frame: FrameType | None,
+        watch: Watch,
     ) -> Any:
         """Make a call and put it on the tape. What goes wrong in observing stays here."""
         try:
-            inputs = () if call.no_data else self._inputs(call, args, kwargs)
-            written = self._written(call, args, kwargs)
+            with watch():
+                inputs = () if call.no_data else self._inputs(call, args, kwargs)
+                written = self._written(call, args, kwargs)
         except Exception as error:
             self.missed(call.name, error)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         try:
-            self._note(call, inputs, written, result, frame)
+            with watch():
+                self._note(call, inputs, written, result, frame)
         except Exception as error:
             self.missed(call.name, error)
         return result
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """Observe where the mode is on and tensors of any class pass by: nobody is to notice."""
+        self.paused += 1
+        try:
+            with _Quietly():
+                yield
+        finally:
+            self.paused -= 1
 
     def missed(self, name: str, error: Exception) -> None:
         """Note a call that could not be observed."""
@@ -415,46 +433,70 @@ class Forward(TorchFunctionMode):
     # -- calls that need more than the rule ------------------------------------------------------
 
     def _read_data(
-        self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
     ) -> Any:
         """`.data`, and its like: the result shares memory but no version counter."""
-        call = self._calls[func]
-        result = self.record(call, func, args, kwargs, frame)
-        self._data_storages.add(storage_of(args[0]))
+        result = self.record(call, func, args, kwargs, frame, watch)
+        with watch():
+            self._data_storages.add(storage_of(args[0]))
         return result
 
-    def _set_data(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
-        call = self._calls[func]
-        target, given = args[0], args[1:]
-        inputs = self._inputs(call, given, {})
-        self._identity.value(target)
+    def _set_data(
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
+    ) -> Any:
+        inputs: tuple[Input, ...] = ()
+        try:
+            with watch():
+                inputs = self._inputs(call, args[1:], {})
+                self._identity.value(args[0])
+        except Exception as error:
+            self.missed(call.name, error)
         result = func(*args, **kwargs)
-        leaf = self._identity.known(target)
+        try:
+            with watch():
+                self._note_data(call, args[0], inputs, frame)
+        except Exception as error:
+            self.missed(call.name, error)
+        return result
+
+    def _note_data(
+        self, call: Call, target: Tensor, inputs: tuple[Input, ...], frame: FrameType
+    ) -> None:
         if target.is_leaf and (target.requires_grad or isinstance(target, torch.nn.Parameter)):
+            leaf = self._identity.known(target)
             self._add_write(call, inputs, () if leaf is None else (node_of(leaf),), frame)
             self._identity.moved(target)
         else:
             self.add_op(call.name, inputs, [target], self.where(frame))
+
+    def _after(
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
+    ) -> Any:
+        """Calls of which only what they leave behind is noted."""
+        result = func(*args, **kwargs)
+        try:
+            with watch():
+                _AFTER[call.name](self, args[0], result, frame)
+        except Exception as error:
+            self.missed(call.name, error)
         return result
 
-    def _read_grad(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+    def _note_grad_read(self, owner: Tensor, gradient: Any, frame: FrameType) -> None:
         """`.grad`: its tensor was made by the backward pass that filled it."""
-        gradient = func(*args, **kwargs)
-        if isinstance(gradient, Tensor):
-            leaf = self._identity.known(args[0])
-            made_by = None if leaf is None else self.backward_of.get(node_of(leaf))
-            if made_by is not None and not self._identity.unchanged(gradient):
-                self._identity.register(gradient, value_of(self.pass_node(made_by)))
-            if leaf is not None:
-                self.gradient_of[self._identity.value(gradient)] = node_of(leaf)
-        return gradient
+        if not isinstance(gradient, Tensor):
+            return
+        leaf = self._identity.known(owner)
+        if leaf is None:
+            return
+        made_by = self.backward_of.get(node_of(leaf))
+        if made_by is not None and not self._identity.unchanged(gradient):
+            self._identity.register(gradient, value_of(self.pass_node(made_by)))
+        self.gradient_of[self._identity.value(gradient)] = node_of(leaf)
 
-    def _set_grad(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
-        result = func(*args, **kwargs)
-        leaf = self._identity.known(args[0])
+    def _note_grad_set(self, owner: Tensor, result: Any, frame: FrameType) -> None:
+        leaf = self._identity.known(owner)
         if leaf is not None:
             self.cleared(node_of(leaf), self.where(frame))
-        return result
 
     def _notice_clearing(self, outputs: list[Tensor], frame: FrameType | None) -> None:
         for tensor in outputs:
@@ -463,46 +505,73 @@ class Forward(TorchFunctionMode):
             if leaf is not None:
                 self.cleared(leaf, self.where(frame))
 
-    def _require_grad(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+    def _require_grad(
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
+    ) -> Any:
         """`requires_grad_()` and `requires_grad = ...`: an op's result can become a leaf here."""
-        tensor = args[0]
-        value = self._identity.value(tensor)
-        before = tensor.requires_grad
+        before = value = None
+        try:
+            with watch():
+                value, before = self._identity.value(args[0]), args[0].requires_grad
+        except Exception as error:
+            self.missed(call.name, error)
         result = func(*args, **kwargs)
-        if tensor.requires_grad and not before:
-            node = self._tape.nodes[node_of(value)]
-            if node is not None and node.kind == "op":
-                self._identity.leaf_made_by_op(tensor, value, self.where(frame))
-            else:
-                self._tape.required.add(node_of(value))
-                self._tape.edits += 1
-                self._identity.on_leaf(tensor, node_of(value))
+        try:
+            with watch():
+                if value is not None and args[0].requires_grad and not before:
+                    self._note_leaf(args[0], value, frame)
+        except Exception as error:
+            self.missed(call.name, error)
         return result
 
-    def _backward(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+    def _note_leaf(self, tensor: Tensor, value: int, frame: FrameType) -> None:
+        node = self._tape.nodes[node_of(value)]
+        if self.function is not None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return
+        if node is not None and node.kind == "op":
+            self._identity.leaf_made_by_op(tensor, value, self.where(frame))
+        else:
+            self._identity.came_to_require(tensor, node_of(value))
+
+    def _backward(
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
+    ) -> Any:
         return self.run_backward(func, args, kwargs, frame)
 
-    def _copy(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
-        """`copy.deepcopy` of a tensor: one op, whatever it does inside."""
-        return self.record(self._calls[func], func, args, kwargs, frame)
-
-    def _skip(self, func: Any, args: Args, kwargs: Kwargs, frame: FrameType) -> Any:
+    def _skip(
+        self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
+    ) -> Any:
         return func(*args, **kwargs)
+
+
+def _has_default_handler(kind: Any) -> bool:
+    handler = kind.__torch_function__
+    return getattr(handler, "__func__", handler) in _DEFAULT_HANDLERS
+
+
+def _is_alone() -> bool:
+    """Whether nobody else's mode is on, whose handler would miss the function that is seen into."""
+    depth = torch._C._len_torch_function_stack()
+    return all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(depth))
 
 
 def _is_harmless(mode: Any) -> bool:
     return isinstance(mode, Forward) or type(mode).__module__ == "torch.utils._device"
 
 
-Special = Callable[[Forward, Any, Args, Kwargs, FrameType], Any]
+Special = Callable[[Forward, Call, Any, Args, Kwargs, FrameType, Watch], Any]
 _SPECIAL: Final[dict[str, Special]] = {
     "data": Forward._read_data,
     "data =": Forward._set_data,
-    "grad": Forward._read_grad,
-    "grad =": Forward._set_grad,
+    "grad": Forward._after,
+    "grad =": Forward._after,
     "requires_grad_": Forward._require_grad,
     "requires_grad =": Forward._require_grad,
     "backward": Forward._backward,
     "autograd.grad": Forward._backward,
     "_backward_hooks =": Forward._skip,
+}
+_AFTER: Final[dict[str, Callable[[Forward, Tensor, Any, FrameType], None]]] = {
+    "grad": Forward._note_grad_read,
+    "grad =": Forward._note_grad_set,
 }

@@ -204,6 +204,15 @@ class Identity:
             self._tape.names[node] = name
         return self._settle_source(tensor, node)
 
+    def came_to_require(self, tensor: Tensor, node: int) -> None:
+        """Note that data that was met before came to require a gradient."""
+        self._tape.required.add(node)
+        self._tape.edits += 1
+        name = self._name_leaf(tensor)
+        if name is not None:
+            self._tape.names.setdefault(node, name)
+        self.on_leaf(tensor, node)
+
     def _made_by_aliasing(self, tensor: Tensor, holder: int) -> int:
         entry = Input(holder, False)
         output = describe(tensor)

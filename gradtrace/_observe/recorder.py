@@ -58,7 +58,7 @@ class Recorder:
         self.forward.paused += 1
 
     def _close(self) -> None:
-        with torch._C.DisableTorchFunction():
+        with self.forward.silence():
             self.backward.close()
             self._notice_requirements()
             self._add_unmet()
@@ -118,9 +118,8 @@ class Recorder:
             return call(*args, **kwargs)
         try:
             where = forward.where(sys._getframe(2))
-            given = [*tensors_in(args if flavour == "script" else _direct(args)), *extra]
-            direct = tuple([self.identity.input(tensor) for tensor in given])
-            node = self.tape.add(None)
+            with forward.silence():
+                direct, node = self._open(flavour, args, extra)
         except Exception as error:
             forward.missed(name, error)
             return call(*args, **kwargs)
@@ -134,17 +133,26 @@ class Recorder:
                 "op", name, *where, forward._grad_mode(), inputs, (), flavour
             )
         try:
-            outputs = list(tensors_in((result,)))
-            forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
+            with forward.silence():
+                outputs = list(tensors_in((result,)))
+                forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
         except Exception as error:
             forward.missed(name, error)
         return result
+
+    def _open(
+        self, flavour: str, args: tuple[Any, ...], extra: tuple[Tensor, ...]
+    ) -> tuple[tuple[Input, ...], int]:
+        """Return the inputs of a closed op and the place that is kept for it on the tape."""
+        given = [*tensors_in(args if flavour == "script" else _direct(args)), *extra]
+        direct = tuple([self.identity.input(tensor) for tensor in given])
+        return direct, self.tape.add(None)
 
     def around_module(self, call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A module's forward: keeps the dotted path of the module that is running."""
         modules = self.forward.modules
         try:
-            with torch._C.DisableTorchFunction():
+            with self.forward.silence():
                 path = self.names.of_module(module, sys._getframe(1), modules[-1])
         except Exception as error:
             self.forward.missed("module", error)
@@ -154,7 +162,8 @@ class Recorder:
         try:
             if not isinstance(module, torch.jit.ScriptModule):
                 return call(module, *args, **kwargs)
-            name, parameters = type(module).__name__, tuple(module.parameters())
+            with self.forward.silence():
+                name, parameters = type(module).__name__, tuple(module.parameters())
             return self._closed(name, "script", call, (module, *args), kwargs, parameters)
         finally:
             del modules[depth - 1 :]
@@ -188,13 +197,13 @@ class Recorder:
         if self._off or _is_tracing():
             return
         try:
-            with torch._C.DisableTorchFunction():
+            where = forward.where(sys._getframe(2))
+            with forward.silence():
                 given = tensors_in((*args, *kwargs.values()))
                 inputs = tuple([self.identity.input(source) for source in given])
                 if forward.function is not None:
                     forward._inside(forward.function, inputs, [], tensor)
                 elif any(self._is_made(source) for source in inputs):
-                    where = forward.where(sys._getframe(2))
                     forward.add_op(name, inputs, [tensor], where)
         except Exception as error:
             forward.missed(name, error)

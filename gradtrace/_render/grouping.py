@@ -17,7 +17,7 @@ class Fold(IntEnum):
     """What besides modules becomes one box; each member includes those before it."""
 
     NOTHING = 0
-    SIBLINGS = 1  # collapsed modules without a cut that differ in a number only
+    SIBLINGS = 1  # collapsed items of one list of modules that are alike and without a cut
     LINES = 2  # ops of one line of source
     LEAVES = 3  # leaves whose names differ in a number only
     FUNCTIONS = 4  # ops of one function, leaves of one status
@@ -82,7 +82,7 @@ def _apply(plan: Plan, view: View) -> dict[Hashable, list[int]]:
 
 
 def _merge_siblings(view: View, groups: Groups) -> dict[Hashable, list[int]]:
-    """Put modules into one group that only a number tells apart, the first one's."""
+    """Put collapsed modules that are alike into the group of the first."""
     merged: dict[Hashable, list[int]] = {}
     first: dict[Hashable, Hashable] = {}
     for key, nodes in groups.items():
@@ -92,12 +92,13 @@ def _merge_siblings(view: View, groups: Groups) -> dict[Hashable, list[int]]:
 
 
 def _likeness(view: View, key: Hashable, nodes: Sequence[int]) -> Hashable:
-    """Return what siblings share: name but for numbers, verdicts, number of ops, and no cut."""
-    path = module_of(key)
-    if path is None or any(view.nodes[node]["cut"] for node in nodes):
+    """Return what siblings share: the module they are a numbered item of, verdicts, and no cut."""
+    path = module_of(key) or ""
+    around, _, number = path.rpartition(".")
+    if not number.isdecimal() or any(view.nodes[node]["cut"] for node in nodes):
         return key
     verdicts = Counter(view.status.get(node) for node in nodes)
-    return "siblings", family(path), frozenset(verdicts.items())
+    return "siblings", around, frozenset(verdicts.items())
 
 
 def module_of(key: Hashable) -> str | None:
@@ -122,7 +123,7 @@ def _key(plan: Plan, view: View, node: int) -> Hashable:
 def _leaf_key(plan: Plan, view: View, node: int) -> Hashable:
     if plan.fold is Fold.LINES:
         return node
-    alike = _name_family(view, node) if plan.fold is Fold.LEAVES else None
+    alike = _family(view, node) if plan.fold is Fold.LEAVES else None
     return "leaf", view.modules[node], view.status.get(node), alike
 
 
@@ -130,18 +131,14 @@ def _call_key(plan: Plan, view: View, node: int) -> Hashable:
     """Keep apart what a reader tells apart: cuts by kind, ops by whether a gradient arrived."""
     data = view.nodes[node]
     where = data["line"] if plan.fold < Fold.FUNCTIONS else data["function"]
-    alike = _name_family(view, node) if data["kind"] == "input" else None
+    alike = _family(view, node) if data["kind"] == "input" else None
     looks = data["kind"], data["cut"], bool(data["reached"]), alike
     return "call", view.modules[node], data["file"], where, looks
 
 
-def _name_family(view: View, node: int) -> str:
-    return family(view.nodes[node]["name"] or "")
-
-
-def family(name: str) -> str:
-    """Return a name without what counts: "layers.7.weight" is one of "layers.#.weight"."""
-    return re.sub(r"\d+", "#", name)
+def _family(view: View, node: int) -> str:
+    """Return a name without what counts: "w7" is one of "w#"."""
+    return re.sub(r"\d+", "#", view.nodes[node]["name"] or "")
 
 
 def path_parts(path: str) -> list[str]:

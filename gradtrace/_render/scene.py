@@ -12,7 +12,7 @@ from typing import Any
 import networkx as nx
 
 from gradtrace._records import Status
-from gradtrace._render.grouping import Groups, Plan, family, group, module_of, path_parts
+from gradtrace._render.grouping import Groups, Plan, group, module_of, path_parts
 from gradtrace._render.selection import Analysis, View, ancestors, carries_data, parent, select
 from gradtrace._render.wording import (
     many,
@@ -31,6 +31,7 @@ LIMIT = 100  # boxes in which a person still finds the way
 USES = 20  # arrows out of one box: dot takes seconds for 100 and minutes for 200
 _USES_OF_A_COPY = 10
 _PLACES_SHOWN = 3
+_CODE_WIDTH = 36
 
 
 class Kind(StrEnum):
@@ -246,7 +247,7 @@ def _facts(kind: Kind, data: Mapping[str, Any]) -> Iterator[str]:
         yield shape_text(data["shape"])
     if kind in {Kind.CUT, Kind.ESCAPE}:
         yield _blamed(data)
-        yield shorten(data["source"] or data["name"] or "")
+        yield shorten(data["source"] or data["name"] or "", _CODE_WIDTH)
 
 
 def _blamed(data: Mapping[str, Any]) -> str:
@@ -264,7 +265,7 @@ def _module(view: View, path: str, nodes: Sequence[int]) -> Box:
     return Box(
         id=nodes[0],
         kind=Kind.GROUP,
-        title=name_text(path if siblings == 1 else family(path)) + _times(siblings),
+        title=name_text(path if siblings == 1 else f"{parent(path)}.#") + _times(siblings),
         lines=tuple(filter(None, facts)),
         cuts=tuple(_cuts_inside(view, nodes)),
         hint=printable(path),
@@ -377,7 +378,7 @@ def _arrow_key(tail: Box, head: Box, edge: Mapping[str, Any]) -> tuple[int, int,
 
 
 def _names(view: View, box: Box) -> set[str | None]:
-    return {view.nodes[node]["name"] for node in box.nodes}
+    return {nodes[node]["name"] for node in box.nodes for nodes in (view.nodes, view.graph.nodes)}
 
 
 def _arrow(

@@ -45,7 +45,8 @@ class View:
 
     Attributes:
         graph: The whole graph.
-        nodes: Attributes of the drawn nodes, in order of creation.
+        nodes: Attributes of the drawn nodes, in order of creation: the graph's, but for the names
+            of leaves and the places of cuts, which are those that the analysis gives.
         status: Verdicts of the leaves among them.
         modules: Dotted path of the module that each node lies in, "" outside any.
     """
@@ -75,10 +76,28 @@ def select(
     """
     drawn = set(graph) if full or not _has_root(graph) else _of_interest(graph, analysis)
     if focus is not None:
-        drawn &= _story(graph, focus)
-    nodes = {node: graph.nodes[node] for node in sorted(drawn)}
+        drawn &= _story(graph, analysis, focus)
+    judged = _judged(graph, analysis)
+    nodes = {node: judged.get(node, graph.nodes[node]) for node in sorted(drawn)}
     status = {leaf.node: leaf.status for leaf in analysis.leaves if leaf.node in nodes}
     return View(graph, nodes, status, _modules(nodes))
+
+
+def _judged(graph: nx.MultiDiGraph, analysis: Analysis) -> dict[int, Mapping[str, Any]]:
+    """Return attributes of leaves and cuts with what the analysis knows better."""
+    judged: dict[int, Mapping[str, Any]] = {
+        cut.node: {**graph.nodes[cut.node], **_blame(cut)} for cut in analysis.cuts}
+    judged |= {leaf.node: {**graph.nodes[leaf.node], "name": leaf.name} for leaf in analysis.leaves}
+    return judged
+
+
+def _blame(cut: Cut) -> dict[str, Any]:
+    blame: dict[str, Any] = {"cut": cut.kind, "source": cut.source}
+    for prefix, location in (("", cut.location), ("called_from_", cut.called_from)):
+        blame[f"{prefix}file"] = location and location.file
+        blame[f"{prefix}line"] = location and location.line
+        blame[f"{prefix}function"] = location and location.function
+    return blame
 
 
 def _has_root(graph: nx.MultiDiGraph) -> bool:
@@ -107,9 +126,10 @@ def _sources_taken_by(graph: nx.MultiDiGraph, drawn: Collection[int]) -> list[in
     return [node for node in taken if graph.nodes[node]["kind"] in _SOURCES]
 
 
-def _story(graph: nx.MultiDiGraph, name: str) -> set[int]:
+def _story(graph: nx.MultiDiGraph, analysis: Analysis, name: str) -> set[int]:
     """Return the nodes of one name and all that their data flows into."""
-    starts = [node for node, text in graph.nodes(data="name") if text == name]
+    starts = [leaf.node for leaf in analysis.leaves if leaf.name == name]
+    starts = starts or [node for node, text in graph.nodes(data="name") if text == name]
     if not starts:
         names = {text for _, text in graph.nodes(data="name") if text}
         raise UnknownNameError(

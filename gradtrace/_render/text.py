@@ -15,7 +15,7 @@ from gradtrace._render.wording import columns, many, name_text, pad, place, shap
 WIDTH = 100
 _ROWS = 30
 _CUTS = 15
-_NAMES = 2
+_NAMES = 3
 _PASSES = 8
 _NAME_WIDTH = 44
 _URGENCY: Sequence[Status] = (
@@ -36,9 +36,9 @@ def summary(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
     """Return counts, backward passes, a row for each leaf, and the cuts with their lines."""
     sections = (
         [_counts(graph, analysis)],
-        _section("Backward passes", list(_pass_rows(analysis.passes)), 0),
-        _section("Leaves", list(_leaf_rows(analysis)), 1),
-        _section("Cuts", list(_cut_rows(analysis.cuts)), 0),
+        _section("Backward passes", _aligned(list(_pass_rows(analysis.passes)))),
+        _section("Leaves", _aligned(list(_leaf_rows(analysis)))),
+        _section("Cuts", _cut_lines(analysis.cuts)),
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -54,13 +54,14 @@ def _counts(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
     return ", ".join(counts)
 
 
-def _section(title: str, rows: Sequence[Row], heads: int) -> list[str]:
-    """Return a title and rows in aligned columns, none without a row below the column heads."""
-    if len(rows) <= heads:
-        return []
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    body = [_fit(f"  {line}") for line in lines]
+    return [title, *body] if body else []
+
+
+def _aligned(rows: Sequence[Row]) -> Iterator[str]:
     widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(pad, row, widths)) for row in rows)
-    return [title, *(_fit("  " + line) for line in lines)]
+    return ("  ".join(map(pad, row, widths)) for row in rows)
 
 
 def _fit(line: str) -> str:
@@ -100,7 +101,8 @@ def _location_text(location: Location | None) -> str:
 
 def _leaf_rows(analysis: Analysis) -> Iterator[Row]:
     """Yield column heads and a row for each leaf, or for each module's leaves of one status."""
-    yield "status", "name", "shape", "last norm", "cuts"
+    if analysis.leaves:
+        yield "status", "name", "shape", "last norm", "cuts"
     cuts = Counter(name for cut in analysis.cuts for name in cut.blocked)
     norms = {gradient.node: _norm_text(gradient.norm) for gradient in analysis.gradients}
     for leaves in _leaf_groups(analysis.leaves):
@@ -149,22 +151,25 @@ def _grouped(leaves: Iterable[Leaf], key: Callable[[Leaf], Hashable]) -> list[li
     return list(groups.values())
 
 
-def _cut_rows(cuts: Sequence[Cut]) -> Iterator[Row]:
-    """Yield a row for each line of source that cuts, with the leaves that it blocks."""
+def _cut_lines(cuts: Sequence[Cut]) -> Iterator[str]:
+    """Yield a line for each line of source that cuts, and one for the leaves that it blocks."""
     places: defaultdict[Row, list[Cut]] = defaultdict(list)
     for cut in cuts:
         places[_cut_facts(cut)].append(cut)
-    for facts, alike in list(places.items())[:_CUTS]:
-        kind = facts[0] + (f" × {len(alike):,}" if len(alike) > 1 else "")
-        yield kind, *facts[1:], f"blocks {_names(alike)}"
+    shown = list(places.items())[:_CUTS]
+    kinds = [kind + (f" × {len(alike):,}" if len(alike) > 1 else "") for (kind, _), alike in shown]
+    indent = " " * max(map(columns, kinds), default=0)
+    for kind, (facts, alike) in zip(kinds, shown, strict=True):
+        yield f"{pad(kind, len(indent))}  {facts[1]}"
+        yield f"{indent}  blocks {_names(alike)}"
     if len(places) > _CUTS:
-        yield f"… {many(len(places) - _CUTS, 'more place')}", "", "", ""
+        yield f"… {many(len(places) - _CUTS, 'more place')}"
 
 
 def _cut_facts(cut: Cut) -> Row:
-    caller = f" (from {_location_text(cut.called_from)})" if cut.called_from else ""
-    text = cut.source or cut.op
-    return cut.kind, _location_text(cut.location) + caller, shorten(text, 32)
+    caller = f" (called from {_location_text(cut.called_from)})" if cut.called_from else ""
+    text = shorten(cut.source or cut.op, 48)
+    return cut.kind, "  ".join(filter(None, (_location_text(cut.location) + caller, text)))
 
 
 def _names(cuts: Iterable[Cut]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -10,6 +11,7 @@ from typing import Any
 import networkx as nx
 
 _WIDTH = 44
+_FILE_WIDTH = 26
 _PASSES_WIDTH = 12
 # Cc, Cf, Co, Cs: controls, text direction marks, private and surrogate characters. They are
 # invisible, or change how their neighbours read, or cannot be encoded.
@@ -65,7 +67,8 @@ def place(file: str | None, line: int | None) -> str:
     """Return "train.py:42", or "" where no line was seen."""
     if not file or line is None:
         return ""
-    return f"{shorten(file.replace(chr(92), '/').rpartition('/')[2], 32)}:{line}"
+    name = re.split(r"[/\\]", file)[-1]
+    return f"{shorten(name, _FILE_WIDTH)}:{line}"
 
 
 def node_place(node: Mapping[str, Any]) -> str:
