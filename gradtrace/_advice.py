@@ -22,39 +22,38 @@ VERDICTS: Final = {
 }
 
 HAPPENED: Final = {
-    CutKind.DETACH: "`detach()` returns the same values without their history; autograd sees a constant.",
+    CutKind.DETACH: "`detach()` returns the values without their history: to autograd a constant.",
     CutKind.DETACH_: "`detach_()` took the tensor itself out of its history, for every later use.",
     CutKind.DATA: "`.data` reads and writes values behind autograd's back.",
-    CutKind.NO_GRAD: "this ran while grad mode was off (`torch.no_grad()`), so autograd kept no history.",
-    CutKind.INFERENCE_MODE: "this ran in `torch.inference_mode()`, whose results can never carry history.",
-    CutKind.COPY: "this made a new tensor from values (or memory) alone; the history stayed behind.",
-    CutKind.ESCAPE: "the value left torch here as a plain Python or NumPy value.",
+    CutKind.NO_GRAD: "This ran while grad mode was off, so that autograd kept no history.",
+    CutKind.INFERENCE_MODE: (
+        "This ran in `torch.inference_mode()`, whose results can never carry history."
+    ),
+    CutKind.COPY: "This made a new tensor from values or memory; the history stayed behind.",
+    CutKind.ESCAPE: "The value left torch here, as a plain Python or NumPy value.",
     CutKind.NON_DIFFERENTIABLE: "`{op}` has no derivative; its result cannot carry a gradient.",
-    CutKind.NO_GRADIENT: "the backward of `{op}` gives no gradient for this input.",
-    CutKind.NOT_REQUESTED: "backward was asked for other tensors only, and did not go there.",
-    CutKind.NOT_REQUIRED: "when `{op}` took it, its requires_grad was False.",
-    CutKind.FIRST_ORDER: "a gradient taken with create_graph=False is a constant to later losses.",
+    CutKind.NO_GRADIENT: "The backward of `{op}` gives no gradient for this input.",
+    CutKind.NOT_REQUESTED: "Backward was asked for other tensors only, and did not go there.",
+    CutKind.NOT_REQUIRED: "When `{op}` took it, its requires_grad was False.",
+    CutKind.FIRST_ORDER: (
+        "A gradient that was taken with create_graph=False is a constant to later losses."
+    ),
 }
 
 REMEDIES: Final = {
     CutKind.DETACH: (
-        "If it should learn along this way, use the tensor itself in place of its detached twin;"
-        " if it is meant, assert it: trace.assert_cut({name!r}, by=\"detach\")."
+        "If it should learn along this way, use the tensor itself in place of its detached twin."
     ),
     CutKind.DETACH_: (
         "Use `x = x.detach()` where only one later use is meant, or move `detach_()` behind the"
-        " last use that should learn; if it is meant, assert it: trace.assert_cut({name!r},"
-        ' by="detach_").'
+        " last use that should learn."
     ),
     CutKind.DATA: (
-        "Use the tensor itself; to change values on purpose write into it under `torch.no_grad()`."
-        ' If it is meant, assert it: trace.assert_cut({name!r}, by="data").'
+        "Use the tensor itself; to change values on purpose, write into it under `torch.no_grad()`."
     ),
     CutKind.NO_GRAD: (
-        "Move this call out of the no_grad block (look also for a decorator and for evaluation"
-        " code that is reused in training); with re-entrant checkpointing pass"
-        " use_reentrant=False, or make an input require grad. If it is meant, assert it:"
-        ' trace.assert_cut({name!r}, by="no_grad").'
+        "Move this call out of the no_grad block; look also for a decorator, and for evaluation"
+        " code that is used in training."
     ),
     CutKind.INFERENCE_MODE: (
         "Compute it outside inference_mode. A clone of an inference tensor makes the error go away"
@@ -70,27 +69,47 @@ REMEDIES: Final = {
     ),
     CutKind.NON_DIFFERENTIABLE: (
         "Use a differentiable stand-in: softmax with a temperature or a straight-through estimator"
-        " for argmax, a sigmoid for a comparison. (Rounding and sign do pass gradients, but zeros;"
-        " argmax passes nothing.) `requires_grad_()` on the result or the loss silences the error"
-        " and trains nothing."
+        " for argmax, a sigmoid for a comparison. (Rounding gives zeros, argmax gives nothing.)"
+        " `requires_grad_()` on the result or on the loss silences the error and trains nothing."
     ),
     CutKind.NO_GRADIENT: (
-        "Have the backward of the custom Function return a gradient in this position, and hand the"
-        " tensor to `apply` as an argument of its own: what comes by closure or inside a tuple,"
+        "If it is a custom Function: let its backward return a gradient in this position, and hand"
+        " the tensor to `apply` as an argument of its own. What comes by closure or inside a tuple,"
         " list or dict is invisible to autograd."
     ),
     CutKind.NOT_REQUESTED: (
         "Leave out `inputs=`, or name this tensor among them, if it should get a gradient too."
     ),
     CutKind.NOT_REQUIRED: (
-        "Call `requires_grad_()` before the first use, not after it; gradients are recorded when"
-        " an op runs."
+        "Call `requires_grad_()` before the first use, not after it: autograd's history is written"
+        " while an op runs."
     ),
     CutKind.FIRST_ORDER: (
         "Pass `create_graph=True` to the backward or grad call whose gradients are used in a later"
         " loss."
     ),
 }
+
+OFTEN_MEANT: Final = frozenset(
+    {
+        CutKind.DETACH,
+        CutKind.DETACH_,
+        CutKind.DATA,
+        CutKind.NO_GRAD,
+        CutKind.INFERENCE_MODE,
+        CutKind.NOT_REQUESTED,
+        CutKind.NOT_REQUIRED,
+        CutKind.FIRST_ORDER,
+    }
+)
+ASSERT_CUT: Final = (
+    "If it is meant, keep it from disappearing with a test: trace.assert_cut({name!r},"
+    ' by="{kind}").'
+)
+ASSERT_STOP: Final = (
+    "If it is meant, keep it from disappearing with a test:"
+    ' assert "{kind}" in [cut.kind for cut in trace.explain({name!r}).cuts].'
+)
 
 CHECKPOINT: Final = (
     "Re-entrant checkpointing runs its blocks without grad mode; where none of its inputs requires"

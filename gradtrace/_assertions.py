@@ -26,7 +26,7 @@ def assert_not_reached(explanations: Sequence[Explanation]) -> None:
 
 
 def assert_cut(explanations: Sequence[Explanation], by: str | None, at: str | None) -> None:
-    """Fail unless every tensor is cut, and has a cut of the kind and at the place that are given."""
+    """Fail unless every tensor is cut, and has a cut of this kind and at this place."""
     wrong = [
         each
         for each in explanations

@@ -15,19 +15,18 @@ METADATA: Final = frozenset(
     """
     shape ndim dtype device layout size dim stride numel nelement element_size storage_offset
     is_cuda is_cpu is_sparse is_sparse_csr is_quantized is_meta is_mps is_xpu is_mkldnn is_nested
-    is_ipu is_maia is_mtia is_vulkan is_xla is_hpu is_leaf is_complex is_floating_point is_signed is_conj
+    is_ipu is_maia is_mtia is_vulkan is_xla is_leaf is_complex is_floating_point is_signed is_conj
     is_neg is_inference is_contiguous is_shared is_pinned is_coalesced is_same_size is_set_to
-    is_distributed requires_grad grad_fn grad_dtype output_nr _version _base _grad _grad_fn retains_grad name names
-    has_names itemsize nbytes ndimension data_ptr _cdata _is_view _nested_tensor_size get_device
+    is_distributed is_tensor is_storage requires_grad grad_fn grad_dtype output_nr _version
+    retains_grad name names has_names itemsize nbytes ndimension data_ptr _cdata _is_view get_device
+    _nested_tensor_size untyped_storage storage _typed_storage storage_type dense_dim sparse_dim
+    _dimI _dimV _nnz dim_order qscheme q_scale q_zero_point record_stream
     register_hook register_post_accumulate_grad_hook retain_grad _backward_hooks
-    _post_accumulate_grad_hooks __len__ __hash__ __dir__ __repr__ __reduce_ex__ __setstate__
-    is_tensor is_storage is_same_size result_type can_cast promote_types is_autocast_enabled
-    get_default_dtype set_default_dtype _set_grad_enabled is_grad_enabled is_inference_mode_enabled
-    type _typed_storage storage_type dense_dim sparse_dim _dimI _dimV _nnz dim_order
-    _has_symbolic_sizes_strides _conj_physical_ is_nonzero_ share_memory_ pin_memory_ refine_names
-    volatile __dlpack_device__ __cuda_array_interface__ _python_dispatch qscheme q_scale
-    q_zero_point broadcast_shapes _assert_async _record_function_enter_new
-    _record_function_exit._RecordFunction _use_cudnn_rnn_flatten_weight record_stream
+    _post_accumulate_grad_hooks _has_symbolic_sizes_strides share_memory_ __dlpack_device__
+    __cuda_array_interface__ __len__ __hash__ __dir__ __repr__ __reduce_ex__ __setstate__
+    result_type can_cast promote_types is_autocast_enabled get_default_dtype set_default_dtype
+    broadcast_shapes _set_grad_enabled is_grad_enabled is_inference_mode_enabled
+    _record_function_enter_new _record_function_exit._RecordFunction _use_cudnn_rnn_flatten_weight
     """.split()
 )
 

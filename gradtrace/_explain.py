@@ -162,8 +162,17 @@ class _Explainer:
             if cut.op == "checkpoint" and kind is CutKind.NO_GRAD:
                 yield _advice.CHECKPOINT
             else:
-                yield _advice.REMEDIES[kind].format(name=self._name, op=cut.op)
+                yield _advice.REMEDIES[kind]
+        yield from self._if_meant()
         yield from self._about_status()
+
+    def _if_meant(self) -> Iterator[str]:
+        """Yield how to assert the first cut that people make on purpose."""
+        meant = [cut.kind for cut in self._cuts if cut.kind in _advice.OFTEN_MEANT]
+        if meant:
+            is_cut = self._status is Status.CUT
+            advice = _advice.ASSERT_CUT if is_cut else _advice.ASSERT_STOP
+            yield advice.format(name=self._name, kind=meant[0])
 
     def _about_kind_of_tensor(self) -> Iterator[str]:
         facts = self._facts

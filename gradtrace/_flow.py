@@ -263,7 +263,7 @@ class Flow:
         if not (facts["requires_grad"] and requires_grad) or facts["linked"] is False:
             return False
         if consumer["op"] in STOPS and consumer["kind"] == "op" and not facts["linked"]:
-            return consumer["grad_fn"] is not None
+            return bool(consumer["grad_fn"] is not None)
         if facts["captured"] and not facts["linked"]:
             return bool(consumer["flavour"] == "checkpoint")
         return True
@@ -287,16 +287,14 @@ class Flow:
         """Whether what stands at an edge's beginning came to require a gradient, if too late."""
         return bool(self.nodes[edge.producer]["requires_grad"])
 
-    def _results(self, node: int) -> Iterator[tuple[int, bool, str | None, int | None]]:
-        """Yield (output, requires_grad, dtype, consumer) for each use of a node's results on the way
-        to a root; the consumer of what is itself a root is None."""
+    def _results(self, node: int) -> Iterator[tuple[bool, str | None]]:
+        """Yield (requires_grad, dtype) of a node's results on each of their ways to a root."""
         for edge in self._out[node]:
             if not edge.facts["weak"] and edge.consumer in self.leads_to_root:
-                facts = edge.facts
-                yield facts["output"], facts["requires_grad"], facts["dtype"], edge.consumer
-        if self.nodes[node]["root_of"]:
-            facts = self.nodes[node]
-            yield 0, facts["grad_fn"] is not None, facts["dtype"], None
+                yield edge.facts["requires_grad"], edge.facts["dtype"]
+        facts = self.nodes[node]
+        if facts["root_of"]:
+            yield facts["grad_fn"] is not None, facts["dtype"]
 
     # -- from one tensor -------------------------------------------------------------------------
 
@@ -346,7 +344,7 @@ class Flow:
         if self.nodes[edge.consumer]["kind"] == "leaf":
             return False
         goes_on = False
-        for _, requires_grad, dtype, _ in self._results(edge.consumer):
+        for requires_grad, dtype in self._results(edge.consumer):
             if self._connects(edge, requires_grad):
                 goes_on = True
             else:

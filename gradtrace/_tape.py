@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -102,6 +103,12 @@ class Node(NamedTuple):
     flavour: str = ""  # "function", "checkpoint", "unseen", "parameter", "pass", "within_copy"
     alias_of: int | None = None  # the node whose storage the result shares
     writes_to: tuple[int, ...] = ()  # leaves that it started anew, outside autograd's sight
+
+
+# On the hot path records are made from ready tuples: a third of the time of a call by keyword.
+new_input = partial(tuple.__new__, Input)
+new_node = partial(tuple.__new__, Node)
+new_output = partial(tuple.__new__, Output)
 
 
 class LinkState(NamedTuple):

@@ -32,7 +32,7 @@ class Unmet(NamedTuple):
 
 
 class Live(Protocol):
-    """What a trace asks of a recording in this process: the graph so far, and which tensor is which."""
+    """What a trace asks of a recording in this process."""
 
     def stamp(self) -> object:
         """Return something that changes whenever the graph would."""

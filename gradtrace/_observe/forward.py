@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, FunctionType
 from typing import Any, Final
@@ -24,8 +24,15 @@ from torch.overrides import TorchFunctionMode
 
 from gradtrace import _cuts
 from gradtrace._observe import sites
-from gradtrace._observe.identity import Identity, describe, grad_fn_of, storage_of, unwrapped
-from gradtrace._tape import INSIDE, Input, Node, Tape, node_of, value_of
+from gradtrace._observe.identity import (
+    Identity,
+    describe,
+    facts_of,
+    grad_fn_of,
+    storage_of,
+    unwrapped,
+)
+from gradtrace._tape import INSIDE, Input, Node, Tape, new_input, new_node, node_of, value_of
 
 _OPAQUE: Final = frozenset(
     {"__repr__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__format__", "__contains__"}
@@ -46,9 +53,9 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Watch = Callable[[], AbstractContextManager[object]]
 
-_Plainly: Final[Watch] = contextlib.nullcontext
+_plainly: Final[Watch] = contextlib.nullcontext
 # A subclass's own handler would be called for each attribute that is read in observing it.
-_Quietly: Final[Watch] = torch._C.DisableTorchFunction
+_quietly: Final[Watch] = torch._C.DisableTorchFunction
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -107,15 +114,23 @@ def twin_of(func: FunctionType) -> FunctionType | None:
     return twin
 
 
+def grad_mode() -> str:
+    """Return which grad mode is on."""
+    if torch.is_grad_enabled():
+        return "grad"
+    return "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+
+
 class Call:
     """What depends on the function only, worked out once for each function."""
 
-    __slots__ = ("escape", "in_place", "metadata", "name", "no_data", "out_of", "special", "twin")
+    __slots__ = ("escape", "in_place", "metadata", "name", "no_data", "out_of", "shares", "special", "twin")
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.name = name = name_of(func)
         self.metadata = name in _cuts.METADATA
         self.escape = name in _cuts.ESCAPES
+        self.shares = name in _cuts.SHARING_ESCAPES
         self.no_data = name in _cuts.SHAPE_ONLY_ENTIRELY
         self.out_of = _cuts.SHAPE_ONLY_ARGUMENTS.get(name, frozenset())
         self.in_place = _is_in_place(name)
@@ -183,23 +198,22 @@ class Forward(TorchFunctionMode):
     # -- the handler -----------------------------------------------------------------------------
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Args = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        kwargs = dict(kwargs) if kwargs else {}
-        if self.paused or torch._C._get_tracing_state() is not None:
-            return func(*args, **kwargs)
+        kwargs = kwargs or {}
         call = self._calls.get(func)
         if call is None:
             call = self._calls[func] = Call(func)
-        if call.metadata:
+        if call.metadata or self.paused or torch._C._get_tracing_state() is not None:
             return func(*args, **kwargs)
-        foreign = bool(types) and not all(map(_has_default_handler, types))
-        if call.twin is not None and not foreign and func not in self._running and _is_alone():
+        quiet = None
+        if types and not all(map(_has_default_handler, types)):
+            quiet = _quietly
+        elif call.twin is not None and func not in self._running and _is_alone():
             return self._look_inside(func, call.twin, args, kwargs)
-        watch = _Quietly if foreign else _Plainly
         if call.special is not None:
-            return call.special(self, call, func, args, kwargs, sys._getframe(1), watch)
-        return self.record(call, func, args, kwargs, sys._getframe(1), watch)
+            return call.special(self, call, func, args, kwargs, sys._getframe(1), quiet or _plainly)
+        return self.record(call, func, args, kwargs, sys._getframe(1), quiet)
 
     def _look_inside(self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs) -> Any:
         self._running.add(func)
@@ -223,30 +237,46 @@ class Forward(TorchFunctionMode):
         args: Args,
         kwargs: Kwargs,
         frame: FrameType | None,
-        watch: Watch,
+        quiet: Watch | None,
     ) -> Any:
         """Make a call and put it on the tape. What goes wrong in observing stays here."""
         try:
-            with watch():
-                inputs = () if call.no_data else self._inputs(call, args, kwargs)
-                written = self._written(call, args, kwargs)
+            if quiet is None:
+                inputs, written = self._before(call, args, kwargs)
+            else:
+                with quiet():
+                    inputs, written = self._before(call, args, kwargs)
         except Exception as error:
             self.missed(call.name, error)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         try:
-            with watch():
+            if quiet is None:
                 self._note(call, inputs, written, result, frame)
+            else:
+                with quiet():
+                    self._note(call, inputs, written, result, frame)
+            if call.shares:
+                self._identity.exported(args[0])
         except Exception as error:
             self.missed(call.name, error)
         return result
+
+    def _before(
+        self, call: Call, args: Args, kwargs: Kwargs
+    ) -> tuple[tuple[Input, ...], Sequence[Tensor]]:
+        """Return what a call takes and what it writes to; afterwards both may have changed."""
+        inputs = () if call.no_data else self._inputs(call, args, kwargs)
+        if call.in_place or "out" in kwargs:
+            return inputs, self._written(call, args, kwargs)
+        return inputs, ()
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
         """Observe where the mode is on and tensors of any class pass by: nobody is to notice."""
         self.paused += 1
         try:
-            with _Quietly():
+            with _quietly():
                 yield
         finally:
             self.paused -= 1
@@ -259,7 +289,7 @@ class Forward(TorchFunctionMode):
         self,
         call: Call,
         inputs: tuple[Input, ...],
-        written: list[Tensor],
+        written: Sequence[Tensor],
         result: Any,
         frame: FrameType | None,
     ) -> None:
@@ -279,7 +309,13 @@ class Forward(TorchFunctionMode):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return tuple([self._identity.input(tensor) for tensor in tensors_in(args)])
         value = self._identity.value
-        return tuple([Input(value(t), t.requires_grad) for t in tensors_in(args)])
+        found = []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                found.append(new_input((value(arg), arg.requires_grad, False)))
+            elif isinstance(arg, (tuple, list, dict)):
+                found += [Input(value(each), each.requires_grad) for each in tensors_in((arg,))]
+        return tuple(found)
 
     def _written(self, call: Call, args: Args, kwargs: Kwargs) -> list[Tensor]:
         """Return the tensors that a call writes to."""
@@ -289,7 +325,7 @@ class Forward(TorchFunctionMode):
         return [] if out is None else list(tensors_in((out,)))
 
     def _inside(
-        self, function: Function, inputs: tuple[Input, ...], written: list[Tensor], result: Any
+        self, function: Function, inputs: tuple[Input, ...], written: Sequence[Tensor], result: Any
     ) -> None:
         for given in inputs:
             function.take(given)
@@ -303,36 +339,54 @@ class Forward(TorchFunctionMode):
     ) -> None:
         if inputs:
             self._tape.add(
-                Node("escape", call.name, *self.where(frame), self._grad_mode(), inputs, ())
+                Node("escape", call.name, *self.where(frame), grad_mode(), inputs, ())
             )
 
     def _add(
         self,
         call: Call,
         inputs: tuple[Input, ...],
-        written: list[Tensor],
+        written: Sequence[Tensor],
         result: Any,
         frame: FrameType | None,
     ) -> None:
-        unchanged = self._identity.unchanged
-        outputs = [] if written else [t for t in tensors_in((result,)) if not unchanged(t)]
-        for tensor in written:
-            leaf = self._started_anew(call, tensor)
-            if leaf is not None:
-                self._add_write(call, inputs, (leaf,) if len(written) == 1 else (), frame)
-                self._identity.remember(tensor, self._identity.value(tensor))
-                if len(written) > 1:
-                    return
-            else:
-                outputs.append(tensor)
+        if written:
+            outputs = self._written_outputs(call, inputs, written, frame)
+        else:
+            unchanged = self._identity.unchanged
+            several = (result,) if isinstance(result, Tensor) else tensors_in((result,))
+            outputs = [tensor for tensor in several if not unchanged(tensor)]
         if not outputs:
             return
-        if call.name in ("zero_", "_foreach_zero_"):
-            self._notice_clearing(outputs, frame)
         if not inputs and not written and not any(grad_fn_of(t) for t in outputs):
             self._add_sources(call, outputs, frame)
             return
         self.add_op(call.name, inputs, outputs, self.where(frame), written=written)
+
+    def _written_outputs(
+        self,
+        call: Call,
+        inputs: tuple[Input, ...],
+        written: Sequence[Tensor],
+        frame: FrameType | None,
+    ) -> list[Tensor]:
+        """Return what a write gives a new value to, having noted the leaves that it starts anew."""
+        outputs, leaves = [], []
+        for tensor in written:
+            leaf = self._started_anew(call, tensor)
+            if leaf is None:
+                outputs.append(tensor)
+            else:
+                leaves.append(leaf)
+                self._identity.remember(tensor, self._identity.value(tensor))
+        if leaves and inputs:
+            # Which of several tensors (`_foreach_*`) went into which leaf is not known.
+            target = tuple(leaves) if len(written) == 1 else ()
+            where, mode = self.where(frame), grad_mode()
+            self._tape.add(Node("op", call.name, *where, mode, inputs, (), writes_to=target))
+        if call.name in ("zero_", "_foreach_zero_"):
+            self._notice_clearing(outputs, frame)
+        return outputs
 
     def _add_sources(self, call: Call, outputs: list[Tensor], frame: FrameType | None) -> None:
         """Put what a factory made on the tape: a leaf, or data."""
@@ -340,7 +394,7 @@ class Forward(TorchFunctionMode):
         for at, tensor in enumerate(outputs):
             kind = "leaf" if tensor.requires_grad else "input"
             node = self._tape.add(
-                Node(kind, call.name, *where, self._grad_mode(), (), (describe(tensor),))
+                Node(kind, call.name, *where, grad_mode(), (), (describe(tensor),))
             )
             value = self._identity.register(tensor, value_of(node, 0))
             if tensor.requires_grad:
@@ -363,23 +417,20 @@ class Forward(TorchFunctionMode):
         if not flavour and self.copying:
             flavour = "within_copy"
         plain = [unwrapped(tensor) for tensor in outputs]
-        entry = Node(
-            "op",
-            name,
-            *where,
-            self._grad_mode(),
-            inputs,
-            tuple([describe(tensor) for tensor in plain]),
-            flavour,
-            self._alias(name, inputs, plain),
+        facts = [facts_of(tensor) for tensor in plain]
+        described = tuple([output for output, _ in facts])
+        alias = self._alias(name, inputs, plain)
+        entry = new_node(
+            ("op", name, *where, grad_mode(), inputs, described, flavour, alias, ())
         )
         if node is None:
             node = self._tape.add(entry)
         else:
             self._tape.nodes[node] = entry
-        for at, tensor in enumerate(outputs):
-            value = self._identity.register(tensor, value_of(node, at))
-            if plain[at].requires_grad and grad_fn_of(plain[at]) is None:
+        for at, (tensor, (output, grad_fn)) in enumerate(zip(outputs, facts, strict=True)):
+            value = value_of(node, at)
+            self._identity.settle(tensor, plain[at], value, grad_fn)
+            if output.requires_grad and grad_fn is None:
                 self._identity.leaf_made_by_op(tensor, value, where)
         for tensor in written:
             self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
@@ -395,12 +446,6 @@ class Forward(TorchFunctionMode):
         """Whether other tensors on this memory don't see the write by their version counters."""
         return storage_of(tensor) in self._data_storages
 
-    @staticmethod
-    def _grad_mode() -> str:
-        if torch.is_grad_enabled():
-            return "grad"
-        return "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-
     # -- writes into leaves ----------------------------------------------------------------------
 
     def _started_anew(self, call: Call, tensor: Tensor) -> int | None:
@@ -408,27 +453,6 @@ class Forward(TorchFunctionMode):
         if call.name in ("detach_", "requires_grad_") or grad_fn_of(tensor) is not None:
             return None
         return self._identity.written_leaf(tensor)
-
-    def _add_write(
-        self,
-        call: Call,
-        inputs: tuple[Input, ...],
-        leaves: tuple[int, ...],
-        frame: FrameType | None,
-    ) -> None:
-        if not inputs:
-            return
-        self._tape.add(
-            Node(
-                "op",
-                call.name,
-                *self.where(frame),
-                self._grad_mode(),
-                inputs,
-                (),
-                writes_to=leaves,
-            )
-        )
 
     # -- calls that need more than the rule ------------------------------------------------------
 
@@ -464,7 +488,10 @@ class Forward(TorchFunctionMode):
     ) -> None:
         if target.is_leaf and (target.requires_grad or isinstance(target, torch.nn.Parameter)):
             leaf = self._identity.known(target)
-            self._add_write(call, inputs, () if leaf is None else (node_of(leaf),), frame)
+            target_node = () if leaf is None else (node_of(leaf),)
+            if inputs:
+                where, mode = self.where(frame), grad_mode()
+                self._tape.add(Node("op", call.name, *where, mode, inputs, (), writes_to=target_node))
             self._identity.moved(target)
         else:
             self.add_op(call.name, inputs, [target], self.where(frame))

@@ -12,13 +12,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradtrace._observe import sites
-from gradtrace._tape import INSIDE, OUTPUT_BITS, OUTPUT_MASK, Input, Node, Output, Tape, value_of
+from gradtrace._tape import (
+    INSIDE,
+    OUTPUT_BITS,
+    OUTPUT_MASK,
+    Input,
+    Node,
+    Output,
+    Tape,
+    new_output,
+    value_of,
+)
 
 _functorch = torch._C._functorch
 _UNVERSIONED = -1  # inference tensors keep no version counter
@@ -32,6 +43,9 @@ class Entry(NamedTuple):
     version: int
 
 
+new_entry = partial(tuple.__new__, Entry)
+
+
 def version_of(tensor: Tensor) -> int:
     """Return the version counter, or a constant where the tensor has none."""
     try:
@@ -43,7 +57,7 @@ def version_of(tensor: Tensor) -> int:
 def storage_of(tensor: Tensor) -> int:
     """Return what tells the tensor's memory apart, or 0 where it has none (sparse, wrapped)."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
 
@@ -65,14 +79,23 @@ def grad_fn_of(tensor: Tensor) -> Any:
 
 def describe(tensor: Tensor) -> Output:
     """Return the plain facts of a tensor."""
+    return facts_of(tensor)[0]
+
+
+def facts_of(tensor: Tensor) -> tuple[Output, Any]:
+    """Return the plain facts of a tensor, and autograd's node for it."""
     grad_fn = grad_fn_of(tensor) if tensor.requires_grad else None
-    return Output(
-        tuple(tensor.shape) if not tensor.is_nested else (),
-        tensor.dtype,
-        tensor.device,
-        tensor.requires_grad,
-        None if grad_fn is None else type(grad_fn).__name__,
-    )
+    name = None if grad_fn is None else type(grad_fn).__name__
+    facts = (shape_of(tensor), tensor.dtype, tensor.device, tensor.requires_grad, name)
+    return new_output(facts), grad_fn
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape, or () for a nested tensor, which has none."""
+    try:
+        return tensor.shape
+    except RuntimeError:
+        return ()
 
 
 class Identity:
@@ -85,6 +108,7 @@ class Identity:
         self.table: dict[int, Entry] = {}
         self._storages: dict[int, Entry] = {}
         self._leaf_storages: dict[int, Entry] = {}
+        self._exported: dict[int, Entry] = {}
         self._writes: dict[int, int] = {}
         self.silent_writes = False
         self.on_leaf: Callable[[Tensor, int], None] = lambda tensor, node: None
@@ -157,11 +181,29 @@ class Identity:
     def _new(self, tensor: Tensor) -> int:
         if tensor.requires_grad and grad_fn_of(tensor) is not None:
             return self._made_unseen(tensor)
-        holder = self._storages.get(storage_of(tensor)) if self._storages else None
-        owner = None if holder is None else holder.ref()
-        if holder is not None and owner is not None and storage_of(owner) == storage_of(tensor):
-            return self._made_by_aliasing(tensor, holder.value)
+        holder = self._holder(tensor)
+        if holder is not None and self._has_story(holder):
+            return self._made_by_aliasing(tensor, holder)
         return self.add_source(tensor)
+
+    def _holder(self, tensor: Tensor) -> int | None:
+        """Return the value of a living tensor on the same memory, or None."""
+        storage = storage_of(tensor)
+        entry = self._storages.get(storage)
+        owner = None if entry is None else entry.ref()
+        if entry is not None and owner is not None and storage_of(owner) == storage:
+            return entry.value
+        if self._exported and tensor.device.type == "cpu":  # NumPy's memory has other storages
+            entry = self._exported.get(tensor.data_ptr())
+            owner = None if entry is None else entry.ref()
+            if entry is not None and owner is not None and owner.data_ptr() == tensor.data_ptr():
+                return entry.value
+        return None
+
+    def _has_story(self, value: int) -> bool:
+        """Whether a value came out of an op or is a leaf; memory of mere data explains nothing."""
+        node = self._tape.nodes[value >> OUTPUT_BITS]
+        return node is None or node.kind != "input" or value >> OUTPUT_BITS in self._tape.required
 
     def add_source(self, tensor: Tensor, *, name: str | None = None) -> int:
         """Put a leaf, or data that needs no gradient, on the tape."""
@@ -267,26 +309,33 @@ class Identity:
 
     def register(self, tensor: Tensor, value: int) -> int:
         """Make a tensor known by identity, by storage and by its grad_fn."""
-        self.remember(tensor, value)
         plain = unwrapped(tensor)
-        storage = storage_of(plain)
-        if storage:
-            self._storages[storage] = self.table[id(tensor)]
-        if plain.requires_grad:
-            self.mark(plain, value)
+        self.settle(tensor, plain, value, grad_fn_of(plain) if plain.requires_grad else None)
         return value
 
+    def settle(self, tensor: Tensor, plain: Tensor, value: int, grad_fn: Any) -> None:
+        """Do what `register` does, where the tensor was unwrapped and asked for its grad_fn."""
+        entry = new_entry((weakref.ref(tensor), value, version_of(tensor)))
+        self.table[id(tensor)] = entry
+        storage = storage_of(plain)
+        if storage:
+            self._storages[storage] = entry
+        if grad_fn is not None:
+            self._mark_node(grad_fn, plain.output_nr, value)
+
     def mark(self, tensor: Tensor, value: int) -> None:
-        """Write a value's number on the autograd node that made it."""
+        """Write a value's number on the autograd node that made a tensor."""
         grad_fn = grad_fn_of(tensor)
-        if grad_fn is None:
-            return
-        metadata, output_nr = grad_fn.metadata, tensor.output_nr
+        if grad_fn is not None:
+            self._mark_node(grad_fn, tensor.output_nr, value)
+
+    def _mark_node(self, grad_fn: Any, output_nr: int, value: int) -> None:
+        metadata = grad_fn.metadata
         before = metadata.get(self.key)
-        if isinstance(before, dict):
+        if before is None and not output_nr and not value & OUTPUT_MASK:
+            metadata[self.key] = value
+        elif isinstance(before, dict):
             before[output_nr] = value
-        elif output_nr == 0 and before is None:
-            metadata[self.key] = {0: value} if value & OUTPUT_MASK else value
         else:
             marks = {} if before is None else {0: before}
             metadata[self.key] = {**marks, output_nr: value}
@@ -314,6 +363,12 @@ class Identity:
         if storage:
             self._writes[storage] = node
             self.silent_writes |= silent
+
+    def exported(self, tensor: Tensor) -> None:
+        """Note that memory was handed out of torch's sight, as to NumPy."""
+        entry = self.table.get(id(tensor))
+        if entry is not None and tensor.device.type == "cpu":
+            self._exported[tensor.data_ptr()] = entry
 
     def moved(self, tensor: Tensor) -> None:
         """Note that a leaf has other memory now (`.data = ...`)."""

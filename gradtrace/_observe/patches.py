@@ -68,11 +68,12 @@ def _patched() -> Iterator[None]:
         with _lock:
             _recordings -= 1
             if not _recordings and _on is not None:
-                _on, stack = None, _on
+                stack, _on = _on, None
                 stack.close()
 
 
 def _put_on() -> contextlib.ExitStack:
+    """Replace everything; where one replacement fails, those before it come off again."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_eager())
         variable = torch.autograd.Variable
@@ -93,7 +94,6 @@ def _put_on() -> contextlib.ExitStack:
         stack.enter_context(_replaced(meta, "__call__", around_variable))
         stack.enter_context(_replaced(Tensor, "__init__", _constructed))
         return stack.pop_all()
-    raise AssertionError("unreachable")
 
 
 @contextlib.contextmanager
@@ -169,8 +169,9 @@ class _Engine:
 def _eager() -> Iterator[None]:
     """Have compiled functions run eagerly, so that every op is seen and no graph is broken.
 
-    Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14). Where
-    it is not loaded yet, loading it would cost a second; then the first `torch.compile` does.
+    Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14).
+    Where it is not loaded yet, loading it would cost a second; then the first `torch.compile`
+    does.
     """
     with contextlib.ExitStack() as stack:
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from gradtrace._observe import patches
 from gradtrace._observe.backward import Backward
-from gradtrace._observe.forward import Forward, Function, tensors_in
+from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
 from gradtrace._observe.identity import Identity
 from gradtrace._observe.names import Names
 from gradtrace._tape import Input, Node, Tape, node_of
@@ -130,7 +130,7 @@ class Recorder:
             forward.function = None
             inputs = (*direct, *function.captured.values())
             self.tape.nodes[node] = Node(
-                "op", name, *where, forward._grad_mode(), inputs, (), flavour
+                "op", name, *where, grad_mode(), inputs, (), flavour
             )
         try:
             with forward.silence():

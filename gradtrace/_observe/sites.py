@@ -1,8 +1,7 @@
-"""Where a call comes from: the line to blame, found on the stack, kept as code object and offset."""
+"""Where a call comes from: the line to blame, kept as code object and offset."""
 
 from __future__ import annotations
 
-import sys
 from types import FrameType
 
 from gradtrace._observe.source import Category, category
@@ -35,8 +34,3 @@ def _users_own(frame: FrameType | None) -> Site | None:
             return Site(frame.f_code, frame.f_lasti)
         frame = frame.f_back
     return None
-
-
-def caller() -> FrameType | None:
-    """Return the frame that called the function that calls this."""
-    return sys._getframe(2)

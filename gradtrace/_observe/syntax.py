@@ -277,7 +277,8 @@ def _dump(node: ast.AST | None) -> str:
 
 def _span(node: ast.AST) -> _Span:
     assert isinstance(node, ast.expr | ast.stmt)
-    assert node.end_lineno is not None and node.end_col_offset is not None
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 

@@ -109,9 +109,8 @@ def module_of(key: Hashable) -> str | None:
 def _key(plan: Plan, view: View, node: int) -> Hashable:
     """Return what a node has in common with the others in its box; its number if it has its own."""
     parts = path_parts(view.modules[node])
-    if view.nodes[node]["root_of"]:
-        return node
-    if len(parts) > plan.depth:
+    is_root = bool(view.nodes[node]["root_of"])
+    if len(parts) > plan.depth and not is_root:
         return "module", ".".join(parts[: plan.depth + 1])
     if plan.fold < Fold.LINES:
         return node
@@ -132,7 +131,7 @@ def _call_key(plan: Plan, view: View, node: int) -> Hashable:
     data = view.nodes[node]
     where = data["line"] if plan.fold < Fold.FUNCTIONS else data["function"]
     alike = _family(view, node) if data["kind"] == "input" else None
-    looks = data["kind"], data["cut"], bool(data["reached"]), alike
+    looks = data["kind"], data["cut"], bool(data["reached"]), bool(data["root_of"]), alike
     return "call", view.modules[node], data["file"], where, looks
 
 

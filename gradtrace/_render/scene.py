@@ -304,12 +304,15 @@ def _repeat(view: View, nodes: Sequence[int], frame: str) -> Box:
     kind = _kind(first)
     titles = {_repeat_title(view.nodes[node], frame) for node in nodes}
     alone = titles.pop() if len(titles) == 1 else ""
+    roots = tuple(sorted(index for node in nodes for index in view.nodes[node]["root_of"]))
+    lines = (*_repeat_lines(view, kind, nodes, frame), _root_text(view, roots))
     return Box(
         id=nodes[0],
         kind=Kind.GROUP if kind is Kind.OP and not alone else kind,
         title=alone + _times(len(nodes)) if alone else many(len(nodes), *_NOUNS[kind]),
-        lines=tuple(filter(None, _repeat_lines(view, kind, nodes, frame))),
+        lines=tuple(filter(None, lines)),
         status=view.status.get(nodes[0]),
+        roots=roots,
         hint=node_hint(first),
     )
 
@@ -333,7 +336,7 @@ def _repeat_lines(view: View, kind: Kind, nodes: Sequence[int], frame: str) -> I
         first, last = (_title(view.nodes[node], frame) for node in (nodes[0], nodes[-1]))
         yield shorten(f"{first} … {last}") if first != last else ""
         return
-    ops = Counter(view.nodes[node]["op"] for node in nodes)
+    ops = Counter(view.nodes[node]["op"] or "op" for node in nodes)
     if kind is Kind.OP and len(ops) > 1:
         yield shorten(", ".join(op + _times(times) for op, times in ops.most_common(4)))
     yield from _common_place(view, nodes)
@@ -372,9 +375,10 @@ def _is_shown(view: View, tail: int, edge: Mapping[str, Any]) -> bool:
 
 
 def _arrow_key(tail: Box, head: Box, edge: Mapping[str, Any]) -> tuple[int, int, object]:
-    """Keep passes apart between two nodes; between groups only reached from not reached."""
+    """Tell tensors and passes apart between two nodes; between groups only solid and dashed."""
     single = len(tail.nodes) == len(head.nodes) == 1
-    return tail.id, head.id, edge["reached"] if single else bool(edge["reached"])
+    detail = (edge["reached"], edge["tensor"]) if single else bool(edge["reached"])
+    return tail.id, head.id, detail
 
 
 def _names(view: View, box: Box) -> set[str | None]:
@@ -472,11 +476,12 @@ def _notes(view: View, groups: Groups, focus: str | None) -> Iterator[str]:
 def _pass_notes(analysis: Analysis) -> Iterator[str]:
     if not analysis.passes:
         yield "No backward pass was recorded, so no arrow is solid."
-    for backward_pass in analysis.passes:
-        if not backward_pass.observed:
-            yield (
-                f"Pass {backward_pass.index} was started outside torch's Python API: its arrows "
-                "were not seen."
-            )
-        if backward_pass.error:
-            yield f"Pass {backward_pass.index} raised {shorten(backward_pass.error, 80)}"
+    total = len(analysis.passes)
+    if unseen := [found.index for found in analysis.passes if not found.observed]:
+        which = passes_text(unseen, total) if total > 1 else "the pass"
+        yield f"Started outside torch's Python API, so its arrows were not seen: {which}."
+    failed = [found for found in analysis.passes if found.error]
+    for found in failed[:_PLACES_SHOWN]:
+        yield f"Pass {found.index} raised {shorten(found.error or '', 80)}"
+    if len(failed) > _PLACES_SHOWN:
+        yield f"{len(failed) - _PLACES_SHOWN:,} more passes raised."

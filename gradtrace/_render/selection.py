@@ -86,7 +86,8 @@ def select(
 def _judged(graph: nx.MultiDiGraph, analysis: Analysis) -> dict[int, Mapping[str, Any]]:
     """Return attributes of leaves and cuts with what the analysis knows better."""
     judged: dict[int, Mapping[str, Any]] = {
-        cut.node: {**graph.nodes[cut.node], **_blame(cut)} for cut in analysis.cuts}
+        cut.node: {**graph.nodes[cut.node], **_blame(cut)} for cut in analysis.cuts
+    }
     judged |= {leaf.node: {**graph.nodes[leaf.node], "name": leaf.name} for leaf in analysis.leaves}
     return judged
 

@@ -18,6 +18,7 @@ _CUTS = 15
 _NAMES = 3
 _PASSES = 8
 _NAME_WIDTH = 44
+_FILE_WIDTH = 40
 _URGENCY: Sequence[Status] = (
     Status.CUT,
     Status.UNUSED,
@@ -96,7 +97,7 @@ def _pass_facts(backward_pass: BackwardPass) -> tuple[str, str]:
 
 
 def _location_text(location: Location | None) -> str:
-    return place(location.file, location.line) if location else ""
+    return place(location.file, location.line, _FILE_WIDTH) if location else ""
 
 
 def _leaf_rows(analysis: Analysis) -> Iterator[Row]:

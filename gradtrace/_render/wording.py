@@ -63,12 +63,12 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
 
 
-def place(file: str | None, line: int | None) -> str:
+def place(file: str | None, line: int | None, width: int = _FILE_WIDTH) -> str:
     """Return "train.py:42", or "" where no line was seen."""
     if not file or line is None:
         return ""
     name = re.split(r"[/\\]", file)[-1]
-    return f"{shorten(name, _FILE_WIDTH)}:{line}"
+    return f"{shorten(name, width)}:{line}"
 
 
 def node_place(node: Mapping[str, Any]) -> str:
@@ -79,7 +79,7 @@ def node_place(node: Mapping[str, Any]) -> str:
 def node_hint(node: Mapping[str, Any]) -> str:
     """Return all that is known of one node's place: file, line, function and expression."""
     at = f"{node['file']}:{node['line']} in {node['function']}" if node["file"] else ""
-    return printable("  ".join(filter(None, (at, node["source"]))))
+    return printable(": ".join(filter(None, (at, node["source"]))))
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -70,6 +72,7 @@ class Sketch:
     blocked: dict[int, tuple[str, ...]] = field(default_factory=dict)
     backward_passes: list[BackwardPass] = field(default_factory=list)
     norms: list[Gradient] = field(default_factory=list)
+    renamed: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graph.graph["passes"] = ()
@@ -98,9 +101,11 @@ class Sketch:
         **attributes: Any,
     ) -> int:
         """Add an op that takes the first result of some nodes; `at` is a line of train.py."""
-        where = {} if at is None else {"file": "train.py", "line": at, "function": "step"}
-        attributes = {"kind": "op", "op": op, "name": name, "source": source} | where | attributes
-        node = self.add(**attributes)
+        where: dict[str, Any] = (
+            {} if at is None else {"file": "train.py", "line": at, "function": "step"}
+        )
+        facts = {"op": op, "name": name, "source": source, **where, **attributes}
+        node = self.add(facts.pop("kind", "op"), **facts)
         for tail in takes:
             self.edge(tail, node)
         return node
@@ -156,7 +161,8 @@ class Sketch:
     def _leaf(self, node: int, status: Status) -> Leaf:
         data = self.graph.nodes[node]
         wants = data["requires_grad"]
-        return Leaf(data["name"], node, data["shape"], data["dtype"], "cpu", wants, status)
+        name = self.renamed.get(node, data["name"])
+        return Leaf(name, node, data["shape"], data["dtype"], "cpu", wants, status)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -194,3 +200,124 @@ class Sketch:
             nx.ancestors(data_flow, root) for root in roots if root in data_flow
         )
         return roots.union(*before)
+
+
+def product_of_a_sum() -> Sketch:
+    """(X + Y) * Z: nothing is detached."""
+    sketch = Sketch()
+    x, y, z = (sketch.leaf(name) for name in "XYZ")
+    k = sketch.op("add", x, y, name="K", at=3, source="X + Y")
+    root = sketch.op("mul", k, z, name="L", at=4, source="K * Z")
+    sketch.backward(root, at=5)
+    for leaf in (x, y, z):
+        sketch.gradient(leaf, 3.0)
+    return sketch
+
+
+def detach_the_sum() -> Sketch:
+    """K.detach() * Z: X and Y are cut."""
+    sketch = Sketch()
+    x, y = (sketch.leaf(name, Status.CUT) for name in "XY")
+    z = sketch.leaf("Z")
+    k = sketch.op("add", x, y, name="K", at=3, source="X + Y")
+    detached = sketch.op("detach", k, at=4, source="K.detach()", requires_grad=False)
+    sketch.cut(detached, CutKind.DETACH, "X", "Y")
+    root = sketch.op("mul", detached, z, name="L", at=4, source="K.detach() * Z")
+    sketch.backward(root, at=5)
+    sketch.gradient(z, 3.0)
+    return sketch
+
+
+def detach_then_use_again() -> Sketch:
+    """K.detach() * Z * K: X and Y are reached, with one way cut."""
+    sketch = Sketch()
+    x, y, z = (sketch.leaf(name) for name in "XYZ")
+    k = sketch.op("add", x, y, name="K", at=3, source="X + Y")
+    detached = sketch.op("detach", k, at=4, source="K.detach()", requires_grad=False)
+    sketch.cut(detached, CutKind.DETACH, "X", "Y")
+    product = sketch.op("mul", detached, z, at=4, source="K.detach() * Z")
+    root = sketch.op("mul", product, k, name="L", at=4, source="K.detach() * Z * K")
+    sketch.backward(root, at=5)
+    for leaf in (x, y, z):
+        sketch.gradient(leaf, 9.0)
+    return sketch
+
+
+TUTORIAL = (product_of_a_sum, detach_the_sum, detach_then_use_again)
+
+
+def recurrent(steps: int) -> Sketch:
+    """A loop in which two leaves are used at every step."""
+    sketch = Sketch()
+    w, u = sketch.leaf("W"), sketch.leaf("U")
+    x, h = sketch.data("x"), sketch.data("h0")
+    for _ in range(steps):
+        item = sketch.op("getitem", x, at=3, source="x[t] @ W", requires_grad=False)
+        left = sketch.op("matmul", item, w, at=3, source="x[t] @ W")
+        right = sketch.op("matmul", h, u, at=4, source="h @ U")
+        h = sketch.op("tanh", sketch.op("add", left, right, at=5), name="h", at=5)
+    sketch.backward(sketch.op("sum", h, name="loss", at=6), at=7)
+    return sketch
+
+
+def stack_of_layers(layers: int, *, cut: int | None = None) -> Sketch:
+    """Layers of twelve ops and four parameters; in one of them two parameters may be cut."""
+    sketch = Sketch()
+    h = sketch.data("tokens")
+    for layer in range(layers):
+        path = f"encoder.layers.{layer}"
+        verdict = Status.CUT if layer == cut else Status.REACHED
+        inner = [sketch.leaf(f"{path}.attention.{name}", verdict) for name in ("weight", "bias")]
+        outer = [sketch.leaf(f"{path}.mlp.{name}") for name in ("weight", "bias")]
+        skip = h
+        h = sketch.op("linear", h, *inner, module=f"{path}.attention", at=3)
+        for _ in range(8):
+            h = sketch.op("roll", h, module=f"{path}.attention", at=4)
+        if layer == cut:
+            h = sketch.op("detach", h, module=path, at=5, source="h.detach()", requires_grad=False)
+            sketch.cut(
+                h, CutKind.DETACH, *(f"{path}.attention.{name}" for name in ("weight", "bias"))
+            )
+        h = sketch.op("linear", h, *outer, module=f"{path}.mlp", at=6)
+        h = sketch.op("add", skip, h, module=path, at=7)
+    sketch.backward(sketch.op("sum", h, name="loss", at=8), at=9)
+    return sketch
+
+
+HOSTILE = (
+    "node",
+    'a"b',
+    "c\\N\\G\\\\",
+    "<script>alert(1)</script>",
+    "a::b",
+    "多层感知机.权重",
+    "<",
+    "<b>",
+    "&amp;",
+    "graph",
+    "-->",
+    "{|}",
+)
+
+
+def hostile() -> Sketch:
+    """Every text of a trace chosen to break a format."""
+    sketch = Sketch()
+    leaves = [sketch.leaf(name) for name in HOSTILE]
+    product = sketch.op(
+        '"<op>\\N"', *leaves, name="</svg>", module='m<x>"\\.y', at=1, source="'<' \"\\"
+    )
+    detached = sketch.op(
+        "detach", product, file='C:\\a "b"\\<t>.py', line=2, function="<f>", source='"\\<script>"'
+    )
+    sketch.cut(detached, CutKind.DETACH, *HOSTILE[:3])
+    sketch.backward(sketch.op("sum", detached, name="L"))
+    return sketch
+
+
+def check_gold(name: str, text: str) -> None:
+    """Compare a text with the file of that name, or write it if GRADTRACE_NEW_GOLD is set."""
+    path = Path(__file__).with_name("gold") / name
+    if os.environ.get("GRADTRACE_NEW_GOLD"):
+        path.write_text(text, encoding="utf-8", newline="\n")
+    assert text == path.read_text(encoding="utf-8")

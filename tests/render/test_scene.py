@@ -1,0 +1,336 @@
+"""What a picture shows, whatever its format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradtrace._errors import UnknownNameError
+from gradtrace._records import CutKind, Status
+from gradtrace._render.scene import USES, Box, Frame, Kind, Sample, Scene, build_scene
+
+from .graphs import Sketch, detach_then_use_again, recurrent, stack_of_layers
+
+
+def draw(sketch: Sketch, **options: object) -> Scene:
+    return build_scene(sketch.graph, sketch, **options)  # type: ignore[arg-type]  # as users give them
+
+
+def box(scene: Scene, title: str) -> Box:
+    (found,) = (box for box in scene.boxes if box.title == title)
+    return found
+
+
+def titles(scene: Scene) -> set[str]:
+    return {box.title for box in scene.boxes}
+
+
+def verdicts(scene: Scene) -> Counter[Status]:
+    counted: Counter[Status] = Counter()
+    for drawn in scene.boxes:
+        counted.update(dict(drawn.verdicts))
+    return counted
+
+
+def frames(frame: Frame) -> dict[str, Frame]:
+    inside = {path: found for child in frame.frames for path, found in frames(child).items()}
+    return {frame.path: frame, **inside}
+
+
+def test_arrows_are_reached_where_backward_went() -> None:
+    """The way through the detach is not reached; the way round it is."""
+    scene = draw(detach_then_use_again())
+    names = {drawn.id: drawn.title for drawn in scene.boxes}
+    reached = {(names[a.tail], names[a.head]): bool(a.reached) for a in scene.arrows}
+    assert reached == {
+        ("X", "K = add"): True,
+        ("Y", "K = add"): True,
+        ("K = add", "detach"): False,
+        ("K = add", "L = mul"): True,
+        ("detach", "mul"): False,
+        ("Z", "mul"): True,
+        ("mul", "L = mul"): True,
+    }
+
+
+def test_a_cut_names_its_line() -> None:
+    """A cut says in which line of which file it is, and what is written there."""
+    cut = box(draw(detach_then_use_again()), "detach")
+    assert cut.kind is Kind.CUT
+    assert cut.lines == ("train.py:4", "K.detach()")
+
+
+def test_the_analysis_knows_names_and_places_better() -> None:
+    """A leaf is called what the analysis calls it, since two nodes may have one name."""
+    sketch = Sketch()
+    first, second = sketch.leaf("w"), sketch.leaf("w")
+    sketch.backward(sketch.op("add", first, second))
+    sketch.renamed[second] = "w#2"
+    assert titles(draw(sketch)) == {"w", "w#2", "add"}
+
+
+def test_what_leads_to_no_root_is_left_out_and_counted() -> None:
+    """A metric is not drawn, a note says so, and full=True draws it."""
+    sketch = detach_then_use_again()
+    sketch.op("argmax", 3)
+    scene = draw(sketch)
+    assert "argmax" not in titles(scene)
+    assert "1 op not drawn: they lead to no root." in scene.notes
+    assert "argmax" in titles(draw(sketch, full=True))
+
+
+def test_without_a_root_everything_is_drawn() -> None:
+    """A trace without a backward pass shows all it has, and says that there was none."""
+    sketch = Sketch()
+    sketch.op("exp", sketch.leaf("x", Status.NO_BACKWARD))
+    scene = draw(sketch)
+    assert titles(scene) == {"x", "exp"}
+    assert "No backward pass was recorded, so no arrow is solid." in scene.notes
+
+
+def test_an_escape_is_drawn_only_as_a_cut() -> None:
+    """A logged item is left out; the item that is a leaf's only way out is drawn with its way."""
+    sketch = Sketch()
+    logged, lost = sketch.leaf("logged"), sketch.leaf("lost", Status.CUT)
+    root = sketch.op("exp", logged)
+    sketch.op("item", root, kind="escape", name="log")
+    item = sketch.op("item", sketch.op("sin", lost), kind="escape", name="angle")
+    sketch.cut(item, CutKind.ESCAPE, "lost")
+    sketch.backward(root)
+    assert titles(draw(sketch)) == {"logged", "exp", "lost", "sin", "angle = item"}
+
+
+def test_unused_leaves_are_drawn_and_frozen_ones_only_where_used() -> None:
+    """A frozen leaf that feeds nothing is left out, but an unused one is what people ask about."""
+    sketch = Sketch()
+    sketch.leaf("forgotten", Status.UNUSED)
+    sketch.leaf("idle", Status.FROZEN)
+    sketch.backward(sketch.op("mul", sketch.leaf("w"), sketch.leaf("used", Status.FROZEN)))
+    assert titles(draw(sketch)) == {"forgotten", "used", "w", "mul"}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_writing_into_a_leaf_is_drawn_only_as_a_cut(is_cut: bool) -> None:
+    """An optimizer's write is no arrow, the write that is a leaf's only way is one."""
+    sketch = Sketch()
+    online, target = sketch.leaf("online", Status.CUT), sketch.leaf("target")
+    write = sketch.op("copy_", online)
+    sketch.edge(write, target, weak=True)
+    if is_cut:
+        sketch.cut(write, CutKind.NO_GRAD, "online")
+    sketch.backward(sketch.op("exp", target))
+    arrows = {(arrow.tail, arrow.head) for arrow in draw(sketch).arrows}
+    assert ((write, target) in arrows) is is_cut
+
+
+def test_a_parameter_lies_in_the_frame_of_its_module() -> None:
+    """Ops and parameters of one module share a frame, in which names lose the module's path."""
+    sketch = Sketch()
+    weight = sketch.leaf("net.fc.weight")
+    call = sketch.op("linear", sketch.data("x"), weight, module="net.fc")
+    relu = sketch.op("relu", call, module="net")
+    sketch.backward(sketch.op("sum", relu))
+    scene = draw(sketch)
+    found = frames(scene.frame)
+    assert set(found["net.fc"].boxes) == {weight, call}
+    assert found["net"].boxes == (relu,)
+    assert box(scene, "weight").frame == "net.fc"
+
+
+def test_arrows_say_which_of_several_passes_reached_them() -> None:
+    """With two passes a solid arrow says "0", "1" or "all"; with one it says nothing."""
+    sketch = Sketch()
+    shared = sketch.op("exp", sketch.leaf("w"))
+    sketch.backward(sketch.op("sum", shared, name="a"))
+    assert {arrow.passes for arrow in draw(sketch).arrows} == {""}
+    sketch.backward(sketch.op("mean", shared, name="b"))
+    scene = draw(sketch)
+    assert [arrow.passes for arrow in scene.arrows] == ["all", "0", "1"]
+    assert Sample.PASSES in scene.legend
+
+
+def test_a_name_is_on_an_arrow_only_if_no_box_says_it() -> None:
+    """The second result of an op is named on its arrow, the first in the box."""
+    sketch = Sketch()
+    split = sketch.op("split", sketch.leaf("w"), name="left")
+    root = sketch.op("add", split)
+    sketch.edge(split, root, tensor="right", output=1)
+    sketch.backward(root)
+    labels = Counter(arrow.label for arrow in draw(sketch).arrows)
+    assert labels == {"": 2, "right": 1}
+
+
+def test_parallel_arrows_that_are_alike_are_one() -> None:
+    """`x * x` is one arrow."""
+    sketch = Sketch()
+    x = sketch.leaf("x")
+    sketch.backward(sketch.op("mul", x, x))
+    assert len(draw(sketch).arrows) == 1
+
+
+def test_a_large_model_collapses_and_keeps_its_cuts_in_sight() -> None:
+    """Layers become a box each, and the one with a cut says so."""
+    scene = draw(stack_of_layers(40, cut=3))
+    cut = box(scene, "encoder.layers.3")
+    assert len(scene.boxes) < 50
+    assert cut.cuts == ("detach train.py:5",)
+    assert cut.lines[0] == "4 parameters: 2 reached, 2 cut"
+    assert any("collapsed" in note for note in scene.notes)
+
+
+def test_many_like_layers_are_one_box() -> None:
+    """Of two hundred layers the one with a cut stands alone, the others share a box."""
+    scene = draw(stack_of_layers(200, cut=3))
+    assert "encoder.layers.# × 199" in titles(scene)
+    assert box(scene, "encoder.layers.3").cuts
+
+
+def test_depth_says_how_many_levels_are_open() -> None:
+    """With depth=0 the outermost modules are one box each."""
+    assert titles(draw(stack_of_layers(2), depth=0)) == {"tokens", "encoder", "loss = sum"}
+
+
+def test_a_long_loop_folds_by_line() -> None:
+    """Two thousand steps become a box for each line."""
+    scene = draw(recurrent(2_000))
+    assert len(scene.boxes) < 20
+    assert "matmul × 2,000" in titles(scene)
+    assert any("repeats" in note for note in scene.notes)
+
+
+def test_the_roots_of_a_long_training_fold() -> None:
+    """A thousand passes are not a thousand boxes."""
+    sketch = Sketch()
+    weight = sketch.leaf("w")
+    for _ in range(1_000):
+        sketch.backward(sketch.op("sum", sketch.op("exp", weight, at=3), name="loss", at=4))
+    folded = box(draw(sketch), "sum × 1,000")
+    assert folded.roots == tuple(range(1_000))
+    assert folded.lines[-1] == "passes 0–999 start here"
+
+
+def test_what_was_not_seen_is_said() -> None:
+    """Passes that raised, and passes whose arrows nobody saw, are notes."""
+    sketch = Sketch()
+    root = sketch.op("exp", sketch.leaf("w"))
+    sketch.backward(root)
+    sketch.backward(root)
+    first, second = sketch.backward_passes
+    sketch.backward_passes = [
+        replace(first, observed=False),
+        replace(second, error="RuntimeError: no"),
+    ]
+    assert draw(sketch).notes == (
+        "Started outside torch's Python API, so its arrows were not seen: 0.",
+        "Pass 1 raised RuntimeError: no",
+    )
+
+
+def test_full_draws_each_node() -> None:
+    """Nothing is collapsed or folded on request."""
+    sketch = stack_of_layers(12)
+    scene = draw(sketch, full=True)
+    assert {node for drawn in scene.boxes for node in drawn.nodes} == set(sketch.graph)
+    assert all(len(drawn.nodes) == 1 for drawn in scene.boxes)
+
+
+def test_a_busy_leaf_is_drawn_in_copies() -> None:
+    """No leaf has more arrows than a layout program can bear, and none is lost."""
+    sketch = Sketch()
+    leaf = sketch.leaf("w")
+    uses = [sketch.op("exp", leaf, at=line) for line in range(60)]
+    sketch.backward(sketch.op("stack", *uses))
+    scene = draw(sketch)
+    tails = Counter(arrow.tail for arrow in scene.arrows if arrow.head in uses)
+    assert max(tails.values()) <= USES
+    assert tails.total() == len(uses)
+    assert sum(drawn.title == "w (again)" for drawn in scene.boxes) == len(tails) - 1
+    assert verdicts(scene) == {Status.REACHED: 1}
+
+
+def test_focus_draws_one_tensor_s_story() -> None:
+    """Only what the tensor flows into is drawn."""
+    scene = draw(detach_then_use_again(), focus="Z")
+    assert titles(scene) == {"Z", "mul", "L = mul"}
+
+
+def test_focus_on_nothing_names_what_is_near() -> None:
+    """A wrong name is an error that gives the nearest right one."""
+    with pytest.raises(UnknownNameError, match=r"'weigth'[\s\S]*'weight'"):
+        draw(_one_leaf("weight"), focus="weigth")
+
+
+def _one_leaf(name: str) -> Sketch:
+    sketch = Sketch()
+    sketch.backward(sketch.op("exp", sketch.leaf(name)))
+    return sketch
+
+
+def test_the_legend_has_what_occurs_and_nothing_else() -> None:
+    """A picture without a cut explains no cut."""
+    assert draw(_one_leaf("w")).legend == (Sample.LEAF, Sample.OP, Sample.ROOT, Sample.REACHED)
+
+
+@st.composite
+def sketches(draw_value: st.DrawFn) -> Sketch:
+    """Return a random program: leaves and ops in random modules, lines and passes."""
+    sketch = Sketch()
+    paths = st.sampled_from(["", "a", "a.0", "a.1", "a.1.b", "c"])
+    for number in range(draw_value(st.integers(1, 12))):
+        path = draw_value(paths)
+        name = f"{path}.w{number}" if path else f"w{number}"
+        sketch.leaf(name, draw_value(st.sampled_from(list(Status))))
+    for _ in range(draw_value(st.integers(1, 25))):
+        known = st.integers(0, len(sketch.graph) - 1)
+        takes = draw_value(st.lists(known, max_size=3))
+        op = sketch.op("op", *takes, module=draw_value(paths), at=draw_value(st.integers(1, 4)))
+        if draw_value(st.booleans()):
+            sketch.cut(op, draw_value(st.sampled_from(list(CutKind))))
+    for _ in range(draw_value(st.integers(0, 2))):
+        sketch.backward(draw_value(st.integers(0, len(sketch.graph) - 1)))
+    return sketch
+
+
+@given(sketches(), st.integers(1, 40), st.one_of(st.none(), st.integers(0, 3)))
+def test_no_verdict_is_lost_by_collapsing(sketch: Sketch, limit: int, depth: int | None) -> None:
+    """However coarse the picture, each leaf that asked for a gradient is counted once."""
+    asked = Counter(leaf.status for leaf in sketch.leaves if leaf.requires_grad)
+    counted = verdicts(draw(sketch, limit=limit, depth=depth))
+    del counted[Status.FROZEN]
+    assert counted == asked
+
+
+@given(sketches(), st.integers(1, 40))
+def test_no_cut_on_a_way_to_a_root_is_hidden(sketch: Sketch, limit: int) -> None:
+    """However coarse the picture, a box with a cut in it shows that it has one."""
+    scene = draw(sketch, limit=limit)
+    data = sketch.graph.nodes
+    shown = {node for node in sketch.leads_to_root if data[node]["cut"]}
+    for drawn in scene.boxes:
+        if shown.intersection(drawn.nodes):
+            assert drawn.kind is Kind.CUT or drawn.cuts
+
+
+@given(sketches(), st.integers(1, 40))
+def test_arrows_between_boxes_are_those_between_their_nodes(sketch: Sketch, limit: int) -> None:
+    """Solid and dashed are true of the nodes behind two boxes, and no way is lost."""
+    scene = draw(sketch, limit=limit)
+    owner = {node: drawn.id for drawn in scene.boxes for node in drawn.nodes}
+    expected = {
+        (owner[tail], owner[head], bool(edge["reached"]))
+        for tail, head, edge in sketch.graph.edges(data=True)
+        if tail in owner and head in owner and owner[tail] != owner[head]
+    }
+    assert {(a.tail, a.head, bool(a.reached)) for a in scene.arrows} == expected
+
+
+@given(sketches(), st.integers(1, 40))
+def test_each_box_lies_in_one_frame(sketch: Sketch, limit: int) -> None:
+    """The tree of frames holds every box once, in the frame that the box names."""
+    scene = draw(sketch, limit=limit)
+    held = Counter(number for frame in frames(scene.frame).values() for number in frame.boxes)
+    assert held == Counter(drawn.id for drawn in scene.boxes)
