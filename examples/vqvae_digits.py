@@ -23,23 +23,23 @@ class VQVAE(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, PLACES * WIDTH))
-        self.codebook = nn.Parameter(torch.randn(CODES, WIDTH))
+        self.codebook = nn.Parameter(torch.randn(CODES, WIDTH) / 10)
         self.decoder = nn.Sequential(nn.Linear(PLACES * WIDTH, 64), nn.ReLU(), nn.Linear(64, 64))
 
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the three terms of the loss."""
         z = self.encoder(images).view(-1, PLACES, WIDTH)
         nearest = torch.cdist(z.flatten(0, 1), self.codebook).argmin(dim=1)
         quantized = self.codebook[nearest].view_as(z)
         straight_through = z + (quantized - z).detach()  # forward: quantized, backward: z
         mse = nn.functional.mse_loss
-        return {
-            "reconstruction": mse(self.decoder(straight_through.flatten(1)), images),
-            "codebook": mse(quantized, z.detach()),
-            "commitment": 0.25 * mse(z, quantized.detach()),
-        }
+        reconstruction = mse(self.decoder(straight_through.flatten(1)), images)
+        codebook_loss = mse(quantized, z.detach())
+        commitment = 0.25 * mse(z, quantized.detach())
+        return reconstruction, codebook_loss, commitment
 
 
+torch.set_num_threads(1)  # matrices this small are slower on several
 torch.manual_seed(0)
 images = torch.tensor(load_digits().data, dtype=torch.float32) / 16  # 1,797 rows in [0, 1]
 model = VQVAE()
@@ -53,28 +53,30 @@ def batch() -> Tensor:
 for number in range(1, 601):
     terms = model(batch())
     optimizer.zero_grad()
-    sum(terms.values()).backward()
+    sum(terms).backward()
     optimizer.step()
     if number % 200 == 0:
-        print(f"step {number}: reconstruction {terms['reconstruction'].item():.4f}")
+        print(f"step {number}: reconstruction {terms[0].item():.4f}")
 
 # A backward pass for each term tells them apart; their gradients add up to that of the sum.
 with gradtrace.record(model) as trace:
-    terms = model(batch())
-    for term in terms.values():
+    for term in model(batch()):
         term.backward(retain_graph=True)
 
 reached = {(gradient.leaf, gradient.backward_pass) for gradient in trace.gradients}
 print()
-print(f"{'gradient from':18}{'reconstruction':16}{'codebook':10}commitment")
+print(f"{'gradient from':18}" + "  ".join(done.roots[0] for done in trace.backward_passes))
 for leaf in trace.leaves:
-    cells = ["yes" if (leaf.name, index) in reached else "-" for index in range(3)]
-    print(f"{leaf.name:18}{cells[0]:16}{cells[1]:10}{cells[2]}")
+    cells = ["yes" if (leaf.name, done.index) in reached else "-" for done in trace.backward_passes]
+    print(f"{leaf.name:18}{cells[0]:16}{cells[1]:15}{cells[2]}")
 
 expected = {"encoder": {0, 2}, "codebook": {1}, "decoder": {0}}
 for leaf in trace.leaves:
     passes = {index for name, index in reached if name == leaf.name}
     assert passes == expected[leaf.name.split(".")[0]]
+
+cuts = {cut.source for cut in trace.explain("codebook").cuts if cut.kind == "detach"}
+assert cuts == {"(quantized - z).detach()", "quantized.detach()"}
 
 print()
 print(trace.explain("codebook"))

@@ -240,7 +240,7 @@ def graphml_bytes(graph: nx.MultiDiGraph) -> bytes:
         for source, target, key, data in graph.edges(keys=True, data=True)
     )
     file = io.BytesIO()
-    nx.write_graphml_xml(plain, file)
+    nx.write_graphml_xml(plain, file, prettyprint=False)  # indenting takes most of the time
     return file.getvalue()
 
 
@@ -415,9 +415,10 @@ def _items(
     document: Attributes, key: str, place: dict[str, _Form], forms: dict[str, _Form]
 ) -> Iterator[tuple[str, Attributes, Attributes]]:
     """Yield for each node or edge where it stands, what identifies it, and its attributes."""
+    all_forms = place | forms
     for index, item in enumerate(document[key]):
         where = f"{key}[{index}]"
-        attributes = _checked(item, place | forms, where)
+        attributes = _checked(item, all_forms, where)
         yield where, {name: attributes.pop(name) for name in place}, attributes
 
 

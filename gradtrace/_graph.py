@@ -52,7 +52,7 @@ class _Builder:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._bare = len(tape.roots) <= 1
+        self._bare = len(tape.roots) <= 1 and not tape.models_given
         self._links = _links_by_edge(tape)
         self._walked = {link.op for done in tape.passes for link in done.links}
         self._names = self._result_names()
@@ -88,13 +88,23 @@ class _Builder:
             given = self._tape.names.get(number)
             if given is not None:
                 names[number << OUTPUT_BITS] = self._word(given)
-            elif node.site is not None and (last_here or is_direct(node)):
+            elif node.site is not None and self._is_assigned(node, last_here):
                 for output in range(len(node.outputs)):
                     found = _source.assigned_name(node.site.code, node.site.lasti, output)
                     if found is not None:
                         names[number << OUTPUT_BITS | output] = found
         self._name_by_use(names)
         return names
+
+    def _is_assigned(self, node: Node, last_here: bool) -> bool:
+        """Whether the variable on a node's line holds its result."""
+        if node.kind == "op":
+            return last_here or is_direct(node)
+        if node.kind == "leaf" and node.inputs:
+            maker = self._tape.nodes[node_of(node.inputs[0].value)]
+            made_by = None if maker is None else maker.op
+            return is_direct(node, "requires_grad_") or is_direct(node, made_by)
+        return is_direct(node)
 
     def _name_by_use(self, names: dict[int, str]) -> None:
         """Name what has no name yet as the expression that took it does."""
@@ -349,10 +359,11 @@ def _place(site: Site | None, called_from: Site | None) -> Attributes:
     }
 
 
-def is_direct(node: Node) -> bool:
+def is_direct(node: Node, op: str | None = None) -> bool:
     """Whether the line of source calls this very op, and not something that calls it inside."""
-    if node.site is None or node.op is None:
+    op = op or node.op
+    if node.site is None or op is None:
         return False
     text = _source.expression(node.site.code, node.site.lasti) or ""
-    name = node.op.removesuffix(" =")
+    name = op.removesuffix(" =")
     return not text.endswith(")") or bool(re.search(rf"\b{re.escape(name)}\(", text))

@@ -37,7 +37,7 @@ class _Live:
         self._recorder = recorder
 
     def stamp(self) -> object:
-        self._recorder.backward.settle()
+        self._recorder.catch_up()
         return self._recorder.tape.stamp()
 
     def graph(self) -> nx.MultiDiGraph:

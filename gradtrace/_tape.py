@@ -166,6 +166,7 @@ class Tape:
     arrivals: list[Arrival] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     roots: list[str] = field(default_factory=list)  # names of the outermost modules
+    models_given: bool = False  # whether other names stand beside those from the roots
     required: set[int] = field(default_factory=set)  # nodes that came to require grad later on
     aliased_outputs: dict[int, Output] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)

@@ -267,9 +267,12 @@ class Forward(TorchFunctionMode):
     ) -> tuple[tuple[Input, ...], Sequence[Tensor]]:
         """Return what a call takes and what it writes to; afterwards both may have changed."""
         inputs = () if call.no_data else self._inputs(call, args, kwargs)
-        if call.in_place or "out" in kwargs:
-            return inputs, self._written(call, args, kwargs)
-        return inputs, ()
+        if not (call.in_place or "out" in kwargs):
+            return inputs, ()
+        written = self._written(call, args, kwargs)
+        for tensor in written:
+            self._identity.value(tensor)  # what it was is to be known before it is changed
+        return inputs, written
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -318,11 +321,11 @@ class Forward(TorchFunctionMode):
         return tuple(found)
 
     def _written(self, call: Call, args: Args, kwargs: Kwargs) -> list[Tensor]:
-        """Return the tensors that a call writes to."""
-        if call.in_place and args:
-            return list(tensors_in(args[:1]))
-        out = kwargs.get("out")
-        return [] if out is None else list(tensors_in((out,)))
+        """Return the tensors that a call writes to: the first argument, or `out`."""
+        if "out" in kwargs:
+            return list(tensors_in((kwargs["out"],)))
+        first = args[:1] or tuple(kwargs.values())[:1]
+        return list(tensors_in(first))
 
     def _inside(
         self, function: Function, inputs: tuple[Input, ...], written: Sequence[Tensor], result: Any

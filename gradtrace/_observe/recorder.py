@@ -31,7 +31,7 @@ class Recorder:
         self.forward = Forward(self.tape, self.identity)
         self.backward = Backward(self.tape, self.identity, self.forward)
         self._stack = contextlib.ExitStack()
-        self._seen_modules: set[str] = set()
+        self._ended = False
 
     # -- on and off ------------------------------------------------------------------------------
 
@@ -41,6 +41,7 @@ class Recorder:
         """Put everything on. What was on comes off again where something fails half-way."""
         for name, tensor in tensors.items():
             self.names.add_tensor(tensor, name)
+        self.tape.models_given = bool(models)
         for prefix, model in models.items():
             self.names.add_model(model, prefix)
         with contextlib.ExitStack() as stack:
@@ -58,24 +59,39 @@ class Recorder:
         self.forward.paused += 1
 
     def _close(self) -> None:
+        self.catch_up()
+        self._ended = True
         with self.forward.silence():
             self.backward.close()
+
+    def catch_up(self) -> None:
+        """Put on the tape what is known by now only: names, norms that waited, requirements.
+
+        Does nothing once the recording has ended: from then on the tape is final.
+        """
+        if self._ended:
+            return
+        with self.forward.silence():
+            self.backward.settle()
             self._notice_requirements()
-            self._add_unmet()
+            self._add_named()
 
     def _notice_requirements(self) -> None:
         """Note which data came to require a gradient after it was taken."""
+        tape = self.tape
         for tensor, value in self.identity.living():
-            node = self.tape.nodes[node_of(value)]
+            node = tape.nodes[node_of(value)]
             if node is not None and node.kind == "input" and tensor.requires_grad:
-                self.tape.required.add(node_of(value))
-        self.tape.edits += 1
+                tape.edits += node_of(value) not in tape.required
+                tape.required.add(node_of(value))
 
-    def _add_unmet(self) -> None:
-        """Put the named parameters on the tape that no op took."""
+    def _add_named(self) -> None:
+        """Name the leaves that were met before their module was, and add those never met."""
         for tensor, name in self.names.tensors():
-            if isinstance(tensor, nn.Parameter) and self.identity.known(tensor) is None:
-                self.identity.on_leaf = lambda tensor, node: None
+            value = self.identity.known(tensor)
+            if value is not None:
+                self.tape.names.setdefault(node_of(value), name)
+            elif isinstance(tensor, nn.Parameter):
                 self.identity.add_source(tensor, name=name)
 
     # -- what no mode sees -----------------------------------------------------------------------

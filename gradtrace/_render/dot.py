@@ -124,7 +124,7 @@ _GRAPH = {
     "labelloc": "b",
     "labeljust": "l",
     "nodesep": "0.3",
-    "nslimit": "1",  # one op with 90 uses takes 5 s without, 0.5 s with it
+    "nslimit": "2",  # one op with 90 uses takes 5 s without, 0.5 s with it
     "pad": "0.25",
     "rankdir": "TB",
     "ranksep": "0.4",

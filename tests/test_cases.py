@@ -1,0 +1,1751 @@
+"""Programs with known answers: one for every status and every kind of cut, as people write them.
+
+The oracle is autograd: what `.grad` shows afterwards has to agree with each status.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pathlib
+import runpy
+import sys
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from programs import (
+    FROZEN,
+    NO_BACKWARD,
+    NONFINITE,
+    REACHED,
+    UNKNOWN,
+    UNUSED,
+    ZERO,
+    Ran,
+    cut,
+    expect,
+    leaf,
+    reached,
+    zero,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # as torch's own documentation has it
+from torch.utils.checkpoint import checkpoint
+
+from gradtrace import record
+
+# -- detach ------------------------------------------------------------------------------------------
+
+
+@expect(w=cut(detach="h.detach()"), b=REACHED)
+def test_detach_of_a_result() -> Ran:
+    """A detached result cuts what it was made from."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        (h.detach() * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach="w.detach()"), b=REACHED)
+def test_detach_of_the_leaf_itself() -> Ran:
+    """A detached leaf is cut on that line."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        loss = (w.detach() * b).sum()
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach="h.detach()"))
+def test_only_the_detach_nearest_to_the_leaf_is_a_cut() -> Ran:
+    """A second detach on the same way cuts nothing."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        once = h.detach()
+        twice = (once + 1).detach()
+        (twice * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach=("first.detach()", "second.detach()")))
+def test_two_ways_are_cut_at_two_places() -> Ran:
+    """Each way has its own cut."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        first = w * 2
+        second = w * 3
+        loss = (first.detach() * b).sum()
+        loss = loss + (second.detach() * b).sum()
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach="torch.detach(h)"))
+def test_detach_as_a_function() -> Ran:
+    """`torch.detach(h)` is a detach as `h.detach()` is."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w.exp()
+        (torch.detach(h) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach_="h.detach_()"), b=REACHED)
+def test_detach_in_place_before_the_use() -> Ran:
+    """`detach_()` before the only use cuts it."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        h.detach_()
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(detach_="h.detach_()"), b=REACHED)
+def test_detach_in_place_between_two_uses() -> Ran:
+    """What was used before `detach_()` still learns; what is used behind it does not."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        early = (h * b).sum()
+        h.detach_()
+        late = (h * b).sum()
+        (early + late).backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, h=REACHED)
+def test_a_detach_that_is_only_logged() -> Ran:
+    """A detached value that never flows into a root is no cut."""
+    w = leaf(1, 2)
+    log = []
+    with record() as trace:
+        h = w * 2
+        loss = h.sum()
+        log.append(loss.detach())
+        log.append(h.detach().mean().cpu().numpy())
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=reached(detach="w.detach()"))
+def test_straight_through_estimator() -> Ran:
+    """A straight-through estimator is reached, and its detach is named."""
+    w = leaf(0.3, 1.8)
+    with record() as trace:
+        y = w + (w.round() - w.detach()).detach() * 0
+        y = w.detach() * 0 + w
+        y.sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(detach="(torch.round(w) - w).detach()"))
+def test_rounding_with_a_straight_through_gradient() -> Ran:
+    """The way through the rounding is cut at the detach, the direct one is not."""
+    w = leaf(0.3, 1.8)
+    with record() as trace:
+        y = w + (torch.round(w) - w).detach()
+        y.pow(2).sum().backward()
+    return trace, locals()
+
+
+# -- .data -------------------------------------------------------------------------------------------
+
+
+@expect(w=cut(data="h.data"), b=REACHED)
+def test_data_of_a_result() -> Ran:
+    """Reading `.data` cuts."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        loss = (h.data * b).sum()
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="w.data"), b=REACHED)
+def test_data_of_a_leaf_then_clone() -> Ran:
+    """A clone of `.data` is cut at the `.data`."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        start = w.data.clone()
+        (start * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="h.data.copy_(w)"), b=REACHED)
+def test_writing_a_leaf_through_data_of_a_result() -> Ran:
+    """What is written through `.data` reaches the tensor's readers without its history."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        h.data.copy_(w)
+        h.sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="h.data[0] = w[1]"), b=REACHED)
+def test_writing_an_element_through_data() -> Ran:
+    """Assigning to an element of `.data` cuts the value that is assigned."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        h.data[0] = w[1]
+        h.sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="h.data = w * 3"), b=REACHED)
+def test_setting_data_of_a_result() -> Ran:
+    """`h.data = ...` takes the values and leaves their history behind."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        h.data = w * 3
+        (h * h).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, target=FROZEN)
+def test_soft_update_of_a_target_through_data() -> Ran:
+    """A moving average through `.data` after the step is no cut of what is reached."""
+    w = leaf(1, 2)
+    target = torch.zeros(2)
+    with record() as trace:
+        (w * target).sum().backward()
+        (w + target - target).pow(2).sum().backward()
+        target.data.copy_(0.9 * target.data + 0.1 * w.data)
+    return trace, locals()
+
+
+@expect(w=cut(data="w.data"), p=REACHED)
+def test_a_leaf_that_only_starts_another_one() -> Ran:
+    """A leaf that only initialises another one's values has no other way: this is its cut."""
+    w = leaf(1, 2)
+    p = nn.Parameter(torch.zeros(2))
+    with record() as trace:
+        p.data.copy_(w.data)
+        p.pow(2).sum().backward()
+    return trace, locals()
+
+
+# -- no_grad and inference_mode ----------------------------------------------------------------------
+
+
+@expect(w=cut(no_grad="w * 2"), b=REACHED)
+def test_no_grad_block() -> Ran:
+    """The op in the block is named, not the block."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        with torch.no_grad():
+            h = w * 2
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(no_grad="w.exp()"), b=REACHED)
+def test_no_grad_decorator() -> Ran:
+    """A decorated function's op is named at its own line."""
+    w, b = leaf(1, 2), leaf(3, 4)
+
+    @torch.no_grad()
+    def features(x: Tensor) -> Tensor:
+        return w.exp() * x
+
+    with record() as trace:
+        (features(torch.ones(2)) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(no_grad="torch.stack([w, w])"), b=REACHED)
+def test_grad_mode_switched_off_for_a_while() -> Ran:
+    """`set_grad_enabled(False)` is no_grad, too."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        torch.set_grad_enabled(False)
+        h = torch.stack([w, w])
+        torch.set_grad_enabled(True)
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_enable_grad_inside_no_grad() -> Ran:
+    """What runs under `enable_grad` inside `no_grad` is not cut."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        with torch.no_grad():
+            with torch.enable_grad():
+                h = w * 2
+            shown = h.mean()
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(no_grad="w + 1"))
+def test_only_the_first_op_of_a_no_grad_block_is_a_cut() -> Ran:
+    """Behind the first op under no_grad nothing requires grad any more."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        with torch.no_grad():
+            h = w + 1
+            h = h * 2
+            h = h.relu()
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(no_grad="h[0] = w[0]"), b=REACHED)
+def test_a_write_into_a_result_under_no_grad() -> Ran:
+    """A value that is written into a result under no_grad is cut there."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        with torch.no_grad():
+            h[0] = w[0]
+        h.sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(inference_mode="w * 2"), b=REACHED)
+def test_inference_mode_then_clone() -> Ran:
+    """A clone of an inference tensor silences the error and stays cut."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        with torch.inference_mode():
+            h = w * 2
+        (h.clone() * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(inference_mode="w.sin()"), b=REACHED)
+def test_inference_mode_decorator() -> Ran:
+    """A decorated function's first op with the leaf is named."""
+    w, b = leaf(1, 2), leaf(3, 4)
+
+    @torch.inference_mode()
+    def embed() -> Tensor:
+        return w.sin().exp()
+
+    with record() as trace:
+        (embed() + b).sum().backward()
+    return trace, locals()
+
+
+# -- copies ------------------------------------------------------------------------------------------
+
+
+@expect(w=cut(copy="torch.tensor(h)"), b=REACHED)
+def test_torch_tensor_of_a_tensor() -> Ran:
+    """`torch.tensor(h)` copies values only."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        (torch.tensor(h) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="torch.tensor([c, -s])"), b=REACHED)
+def test_torch_tensor_of_scalars() -> Ran:
+    """A list of scalar tensors makes a tensor without history."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        c, s = w[0].cos(), w[1].sin()
+        (torch.tensor([c, -s]) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="torch.as_tensor([w[0], w[1] * 2])"), b=REACHED)
+def test_as_tensor_of_a_list() -> Ran:
+    """`as_tensor` of a list copies values only."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = torch.as_tensor([w[0], w[1] * 2])
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_as_tensor_of_a_tensor_is_the_tensor() -> Ran:
+    """`as_tensor` of a tensor is the tensor itself: nothing is cut."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = torch.as_tensor(w * 2)
+        (h * torch.as_tensor(b)).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_as_tensor_that_converts_keeps_the_history() -> Ran:
+    """`as_tensor` with another dtype converts, with a gradient."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = torch.as_tensor(w * 2, dtype=torch.float64)
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="torch.Tensor([w[0], w[1]])"), b=REACHED)
+def test_the_tensor_class_of_a_list() -> Ran:
+    """`torch.Tensor([...])` copies values only."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = torch.Tensor([w[0], w[1]])
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="torch.FloatTensor([w[0], w[1]])"), b=REACHED)
+def test_a_legacy_tensor_class_of_a_list() -> Ran:
+    """`torch.FloatTensor([...])` copies values only."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = torch.FloatTensor([w[0], w[1]])
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="nn.Parameter(h)"), fresh=REACHED)
+def test_a_parameter_made_from_a_result() -> Ran:
+    """`nn.Parameter(h)` is a new leaf: what it was made from gets nothing."""
+    w = leaf(1, 2)
+    with record() as trace:
+        h = w * 2
+        fresh = nn.Parameter(h)
+        fresh.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="torch.autograd.Variable(h, requires_grad=True)"), fresh=REACHED)
+def test_a_variable_made_from_a_result() -> Ran:
+    """`Variable(h, requires_grad=True)` is a new leaf."""
+    w = leaf(1, 2)
+    with record() as trace:
+        h = w * 2
+        fresh = torch.autograd.Variable(h, requires_grad=True)
+        fresh.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="Variable(torch.stack([w[0], w[1]]))"), b=REACHED)
+def test_a_plain_variable_is_without_history() -> Ran:
+    """`Variable(h)` leaves the history behind as `detach` does."""
+    from torch.autograd import Variable
+
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = Variable(torch.stack([w[0], w[1]]))
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(copy="copy.deepcopy(w)"), twin=REACHED)
+def test_deepcopy_of_a_leaf() -> Ran:
+    """A deep copy of a leaf is another leaf."""
+    w = leaf(1, 2)
+    with record() as trace:
+        twin = copy.deepcopy(w)
+        twin.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(old=cut(copy="copy.deepcopy(net)"), new=REACHED)
+def test_deepcopy_of_a_model() -> Ran:
+    """A copied model learns; the one that it was copied from does not."""
+    net = nn.Linear(2, 1)
+    with record() as trace:
+        twin = copy.deepcopy(net)
+        twin(torch.ones(2)).sum().backward()
+    return trace, {"old": net.weight, "new": twin.weight}
+
+
+@expect(w=cut(copy="b.new_tensor(w)"), b=REACHED)
+def test_new_tensor_of_a_leaf() -> Ran:
+    """`new_tensor` copies values only; of its owner it reads the dtype."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b.new_tensor(w)
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=UNUSED)
+def test_shapes_and_likes_carry_no_data() -> Ran:
+    """An op that reads a shape or a dtype only is no way for data."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * torch.ones_like(b) + torch.zeros(b.shape) + b.new_ones(2)
+        h = h.expand_as(b).type_as(b) + torch.zeros(b.size(0), dtype=b.dtype, device=b.device)
+        h.sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_a_clone_is_no_cut() -> Ran:
+    """`clone`, `contiguous`, `to`, `view` and their like pass gradients on."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w.clone().contiguous().view(2, 1).t().to(torch.float64).float().squeeze(0)
+        (h * b.clone(memory_format=torch.preserve_format).reshape(-1)).sum().backward()
+    return trace, locals()
+
+
+# -- escapes -----------------------------------------------------------------------------------------
+
+
+@expect(w=cut(escape="w.item()"), b=REACHED)
+def test_item_as_a_factor() -> Ran:
+    """A factor that was taken by `item()` is a number."""
+    w, b = leaf(2), leaf(3, 4)
+    with record() as trace:
+        (b * w.item()).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(escape="float(w * 2)"), b=REACHED)
+def test_float_of_a_result() -> Ran:
+    """`float(...)` takes the value out."""
+    w, b = leaf(2), leaf(3, 4)
+    with record() as trace:
+        (b * float(w * 2)).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(escape="int(w)"), b=REACHED)
+def test_int_as_an_index() -> Ran:
+    """`int(...)` takes the value out, here as an index."""
+    w, b = leaf(1), leaf(3, 4)
+    with record() as trace:
+        b[int(w)].backward()
+    return trace, locals()
+
+
+@expect(w=cut(escape="bool(w)"), b=REACHED)
+def test_bool_in_a_condition() -> Ran:
+    """`bool(...)` decides which way is taken, and passes no gradient."""
+    w, b = leaf(1), leaf(3, 4)
+    with record() as trace:
+        loss = b.sum() if bool(w) else b.mean()
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=cut(escape="w.tolist()"), b=REACHED)
+def test_tolist() -> Ran:
+    """`tolist()` takes all values out."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        first, second = w.tolist()
+        (b * first + second).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach="w.detach()"), b=REACHED)
+def test_a_round_trip_through_numpy() -> Ran:
+    """Of detach and numpy the detach lies nearer to the leaf."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        array = w.detach().numpy() * 2
+        (torch.from_numpy(array) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED)
+def test_an_escape_beside_another_way_is_no_cut() -> Ran:
+    """What is logged is no cut of a tensor that has another way to the root."""
+    w = leaf(1, 2)
+    with record() as trace:
+        loss = w.pow(2).sum()
+        shown = f"{loss.item():.3f} {float(w.mean())} {w.detach().numpy()} {w.tolist()}"
+        loss.backward()
+    return trace, locals() | {"shown": shown}
+
+
+@expect(w=cut(detach="w.detach()"), b=REACHED)
+def test_an_escape_beside_a_cut_is_no_cut() -> Ran:
+    """An escape is not named where another way to the root is cut."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        shown = w.mean().item()
+        (w.detach() * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=UNUSED, b=REACHED)
+def test_a_metric_that_is_never_read() -> Ran:
+    """What is computed and dropped is unused."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        metric = (w * b).mean()
+        b.sum().backward()
+    return trace, locals()
+
+
+@expect(w=UNUSED, b=REACHED)
+def test_a_leaf_that_nothing_took() -> Ran:
+    """A leaf that no op took is unused."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        b.sum().backward()
+    return trace, locals()
+
+
+# -- ops without a derivative ------------------------------------------------------------------------
+
+
+@expect(w=cut(non_differentiable="h.argmax()"), b=REACHED)
+def test_argmax_as_an_index() -> Ran:
+    """An index from argmax carries no gradient."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        b[h.argmax()].backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w > 0.5"), b=REACHED)
+def test_a_comparison_as_a_mask() -> Ran:
+    """A mask from a comparison carries no gradient."""
+    w, b = leaf(1, 0), leaf(3, 4)
+    with record() as trace:
+        mask = (w > 0.5).float()
+        (b * mask).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="torch.ge(w, 0.5)"), b=REACHED)
+def test_a_comparison_as_a_function() -> Ran:
+    """`torch.ge` is the comparison `>=`."""
+    w, b = leaf(1, 0), leaf(3, 4)
+    with record() as trace:
+        torch.where(torch.ge(w, 0.5), b, -b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w > 0"), b=REACHED)
+def test_a_comparison_in_a_condition() -> Ran:
+    """In `if w > 0` the comparison lies nearer to the leaf than the bool that is taken of it."""
+    w, b = leaf(1), leaf(3, 4)
+    with record() as trace:
+        loss = b.sum() if w > 0 else b.mean()
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w.long()"), b=REACHED)
+def test_long_as_an_index() -> Ran:
+    """A cast to integers ends the gradient."""
+    w, b = leaf(1, 0), leaf(3, 4)
+    with record() as trace:
+        b[w.long()].sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w.to(torch.int32)"), b=REACHED)
+def test_a_cast_to_integers_by_to() -> Ran:
+    """`to(torch.int32)` ends the gradient as `int()` does."""
+    w, b = leaf(1, 0), leaf(3, 4)
+    with record() as trace:
+        (w.to(torch.int32) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w.type(torch.uint8)"), b=REACHED)
+def test_a_cast_by_type() -> Ran:
+    """`type(torch.uint8)` converts, and ends the gradient."""
+    w, b = leaf(1, 0), leaf(3, 4)
+    with record() as trace:
+        (w.type(torch.uint8) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED)
+def test_a_cast_by_type_to_floats() -> Ran:
+    """`type(torch.float64)` converts, with a gradient."""
+    w = leaf(1, 0)
+    with record() as trace:
+        h = w.type(torch.float64)
+        h.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=ZERO, b=REACHED)
+def test_round_passes_zeros() -> Ran:
+    """Rounding has a derivative, which is zero."""
+    w, b = leaf(1.4, 0.2), leaf(3, 4)
+    with record() as trace:
+        (w.round() * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=ZERO, b=REACHED)
+def test_sign_passes_zeros() -> Ran:
+    """The sign has a derivative, which is zero."""
+    w, b = leaf(1.4, -0.2), leaf(3, 4)
+    with record() as trace:
+        (torch.sign(w) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=ZERO, b=REACHED)
+def test_a_saturated_clamp_passes_zeros() -> Ran:
+    """A clamp outside its bounds passes zeros."""
+    w, b = leaf(14, 20), leaf(3, 4)
+    with record() as trace:
+        (w.clamp(0, 1) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w.argmax()"), b=REACHED)
+def test_one_hot_of_argmax() -> Ran:
+    """Of argmax and one_hot the argmax lies nearer to the leaf."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        (F.one_hot(w.argmax(), 2) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(non_differentiable="w.topk(2)"), b=REACHED)
+def test_the_indices_of_topk() -> Ran:
+    """Of topk only the values have a gradient."""
+    w, b = leaf(1, 3, 2), leaf(3, 4, 5)
+    with record() as trace:
+        best, where = w.topk(2)
+        b[where].sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_the_values_of_topk() -> Ran:
+    """The values of topk pass a gradient on."""
+    w, b = leaf(1, 3, 2), leaf(3, 4)
+    with record() as trace:
+        (w.topk(2).values * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(non_differentiable="w.sort()"), b=REACHED)
+def test_values_and_indices_of_sort() -> Ran:
+    """Values and indices of one sort are a way that is reached and one that is cut."""
+    w, b = leaf(1, 3, 2), leaf(3, 4, 5)
+    with record() as trace:
+        values, order = w.sort()
+        (values * b[order]).sum().backward()
+    return trace, locals()
+
+
+@expect(logits=reached(non_differentiable="choice.sample()"))
+def test_policy_gradient() -> Ran:
+    """A sampled action is cut; its log-probability is reached."""
+    logits = leaf(0.1, 0.5, 0.2)
+    with record() as trace:
+        choice = torch.distributions.Categorical(logits=logits)
+        action = choice.sample()
+        loss = -choice.log_prob(action) * 3.0
+        loss.backward()
+    return trace, locals()
+
+
+@expect(mean=cut(no_grad="normal.sample()"), b=REACHED)
+def test_sampling_without_reparametrisation() -> Ran:
+    """`sample()` of a normal distribution runs under no_grad inside torch."""
+    mean, b = leaf(0.1, 0.5), leaf(1, 2)
+    with record() as trace:
+        normal = torch.distributions.Normal(mean, 1.0)
+        (normal.sample() * b).sum().backward()
+    return trace, locals()
+
+
+@expect(mean=REACHED, b=REACHED)
+def test_sampling_with_reparametrisation() -> Ran:
+    """`rsample()` passes gradients on."""
+    mean, b = leaf(0.1, 0.5), leaf(1, 2)
+    with record() as trace:
+        normal = torch.distributions.Normal(mean, 1.0)
+        (normal.rsample() * b).sum().backward()
+    return trace, locals()
+
+
+# -- custom Functions --------------------------------------------------------------------------------
+
+
+class _Scale(torch.autograd.Function):
+    """x * factor, for which backward gives no gradient to the factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.saved_tensors[0], None
+
+
+@expect(x=REACHED, factor=cut(no_gradient="_Scale.apply(x, factor)"))
+def test_a_function_that_returns_none() -> Ran:
+    """A backward function that returns None for an input stops there."""
+    x, factor = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        _Scale.apply(x, factor).sum().backward()
+    return trace, locals()
+
+
+@expect(x=REACHED, w=cut(no_gradient="_Scale.apply(x, factor)"))
+def test_a_function_that_returns_none_for_a_result() -> Ran:
+    """The cut lies at the Function, not at the op behind which it stands."""
+    x, w = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        factor = w.exp()
+        _Scale.apply(x, factor).sum().backward()
+    return trace, locals()
+
+
+class _PlusClosed(torch.autograd.Function):
+    """x plus whatever stands in `hidden`, which autograd never sees."""
+
+    hidden: Tensor
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * _PlusClosed.hidden
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+@expect(x=REACHED, w=cut(no_gradient="_PlusClosed.apply(x)"))
+def test_a_tensor_that_a_function_met_by_closure() -> Ran:
+    """What a Function uses without taking it as an argument gets no gradient from it."""
+    x, w = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        _PlusClosed.hidden = w * 2
+        _PlusClosed.apply(x).sum().backward()
+    del _PlusClosed.hidden
+    return trace, locals()
+
+
+class _Pair(NamedTuple):
+    weight: Tensor
+    bias: Tensor
+
+
+class _Affine(torch.autograd.Function):
+    """x * weight + bias, whose weight and bias come in a tuple."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pair: _Pair) -> Tensor:
+        return x * pair.weight + pair.bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+@expect(
+    x=REACHED,
+    w=cut(no_gradient="_Affine.apply(x, _Pair(w, b))"),
+    b=cut(no_gradient="_Affine.apply(x, _Pair(w, b))"),
+)
+def test_tensors_in_a_tuple_for_a_function() -> Ran:
+    """A Function sees no tensors in containers."""
+    x, w, b = leaf(1, 2), leaf(3, 4), leaf(5, 6)
+    with record() as trace:
+        _Affine.apply(x, _Pair(w, b)).sum().backward()
+    return trace, locals()
+
+
+class _SplitUp(torch.autograd.Function):
+    """The sum, and the largest element's position marked non-differentiable as a float."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        where = x.argmax().float()
+        ctx.mark_non_differentiable(where)
+        return x * 2, where
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        return gradient * 2
+
+
+@expect(x=cut(no_gradient="_SplitUp.apply(x)"), b=REACHED)
+def test_an_output_marked_non_differentiable() -> Ran:
+    """An output that is marked non-differentiable gives its input no gradient."""
+    x, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        doubled, where = _SplitUp.apply(x)
+        (where * b).sum().backward()
+    return trace, locals()
+
+
+@expect(x=REACHED)
+def test_the_other_output_of_such_a_function() -> Ran:
+    """The output that is not marked passes a gradient on."""
+    x = leaf(1, 2)
+    with record() as trace:
+        doubled, where = _SplitUp.apply(x)
+        doubled.sum().backward()
+    return trace, locals()
+
+
+# -- not requested -----------------------------------------------------------------------------------
+
+
+@expect(w=cut(not_requested="loss.backward(inputs=[b])"), b=REACHED)
+def test_backward_for_some_inputs() -> Ran:
+    """`backward(inputs=...)` goes to those inputs only, and the line that says so is named."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        loss = (w * b).sum()
+        loss.backward(inputs=[b])
+    return trace, locals()
+
+
+@expect(w=cut(not_requested="torch.autograd.grad(loss, b)"), b=REACHED, grads=False)
+def test_grad_for_one_input() -> Ran:
+    """`torch.autograd.grad` goes to what it is asked for."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        loss = ((w * 2) * b).sum()
+        torch.autograd.grad(loss, b)
+    return trace, locals()
+
+
+@expect(w=cut(not_requested="torch.autograd.grad(loss, h)"), h=REACHED, grads=False)
+def test_grad_for_a_result() -> Ran:
+    """A gradient that is asked for a result goes no further."""
+    w = leaf(1, 2)
+    with record() as trace:
+        h = w * 2
+        loss = h.pow(2).sum()
+        torch.autograd.grad(loss, h)
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED, grads=False)
+def test_grad_for_all_inputs() -> Ran:
+    """What was asked for and was returned is reached, though `.grad` stays None."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        first, second = torch.autograd.grad((w * b).sum(), [w, b])
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_several_roots_at_once() -> Ran:
+    """`torch.autograd.backward` starts from all its roots."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        torch.autograd.backward([w.sum(), (b * 2).sum()])
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED, grads=False)
+def test_gradient_edges_as_roots_and_inputs() -> Ran:
+    """Roots and inputs may be given as gradient edges."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        loss = (w * b).sum()
+        edge = torch.autograd.graph.get_gradient_edge(loss)
+        wanted = torch.autograd.graph.get_gradient_edge(w)
+        torch.autograd.grad((edge,), (wanted, b), grad_outputs=(torch.ones(()),))
+    return trace, locals()
+
+
+@expect(x=REACHED, y=REACHED)
+def test_a_root_that_is_no_scalar() -> Ran:
+    """A root may have a gradient of its own given."""
+    x, y = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        (x * y).backward(gradient=torch.tensor([1.0, 0.5]))
+    return trace, locals()
+
+
+@expect(x=REACHED)
+def test_a_leaf_as_root() -> Ran:
+    """A leaf may be a root itself."""
+    x = leaf(1)
+    with record() as trace:
+        x.backward()
+    return trace, locals()
+
+
+# -- not required ------------------------------------------------------------------------------------
+
+
+@expect(w=cut(not_required="w * 2"), b=REACHED)
+def test_requires_grad_after_the_use() -> Ran:
+    """`requires_grad_()` that comes after the use comes too late."""
+    w, b = torch.tensor([1.0, 2.0]), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        w.requires_grad_()
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(not_required="F.linear(x, w)"), b=REACHED)
+def test_frozen_while_it_was_used() -> Ran:
+    """A parameter that is frozen for the forward pass and thawed afterwards gets nothing."""
+    w, b, x = nn.Parameter(torch.ones(2, 2)), leaf(3, 4), torch.ones(2)
+    with record() as trace:
+        w.requires_grad = False
+        h = F.linear(x, w)
+        w.requires_grad = True
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(not_required="w * 2"), b=REACHED)
+def test_frozen_for_one_of_two_uses() -> Ran:
+    """One use while frozen and one while not: reached, and cut at the first."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        w.requires_grad_(False)
+        first = w * 2
+        w.requires_grad_(True)
+        second = w * 3
+        (first * b + second).sum().backward()
+    return trace, locals()
+
+
+@expect(w=FROZEN, b=REACHED)
+def test_a_frozen_tensor() -> Ran:
+    """What does not require grad is frozen."""
+    w, b = torch.ones(2), leaf(3, 4)
+    with record() as trace:
+        (w * b).sum().backward()
+    return trace, locals()
+
+
+@expect(frozen=FROZEN, head=REACHED)
+def test_a_frozen_backbone() -> Ran:
+    """A frozen backbone is frozen, and the head learns."""
+    backbone, head = nn.Linear(3, 4), nn.Linear(4, 1)
+    backbone.requires_grad_(False)
+    with record() as trace:
+        head(backbone(torch.ones(2, 3)).relu()).sum().backward()
+    return trace, {"frozen": backbone.weight, "head": head.weight}
+
+
+# -- gradients as data -------------------------------------------------------------------------------
+
+
+@expect(
+    w=reached(first_order="torch.autograd.grad((w * v).pow(2).sum(), w)"),
+    b=REACHED,
+    grads=False,
+)
+def test_a_first_order_gradient_in_a_later_loss() -> Ran:
+    """A gradient taken without create_graph is a constant to the later loss."""
+    w, v, b = leaf(1, 2), leaf(3, 4), leaf(5, 6)
+    with record() as trace:
+        (g,) = torch.autograd.grad((w * v).pow(2).sum(), w)
+        (g.pow(2) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(first_order="loss.backward()"), b=REACHED)
+def test_a_penalty_on_grad_attributes() -> Ran:
+    """A loss on `.grad` drops the second order at the backward that filled it."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        loss = w.pow(2).sum()
+        loss.backward()
+        penalty = (w.grad.pow(2) * b).sum()  # type: ignore[union-attr]
+        penalty.backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED, grads=False)
+def test_a_second_order_gradient_in_a_later_loss() -> Ran:
+    """With create_graph the way through the gradient is whole."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        (g,) = torch.autograd.grad(w.pow(3).sum(), w, create_graph=True)
+        (g.pow(2) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(theta=REACHED)
+def test_maml_second_order() -> Ran:
+    """Second-order MAML: no cut at all."""
+    theta = leaf(1, 2)
+    with record() as trace:
+        inner = theta.pow(2).sum()
+        (g,) = torch.autograd.grad(inner, theta, create_graph=True)
+        adapted = theta - 0.1 * g
+        adapted.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(theta=reached(first_order="torch.autograd.grad(inner, theta)"))
+def test_maml_first_order() -> Ran:
+    """First-order MAML: reached, with the second order cut."""
+    theta = leaf(1, 2)
+    with record() as trace:
+        inner = theta.pow(2).sum()
+        (g,) = torch.autograd.grad(inner, theta)
+        adapted = theta - 0.1 * g
+        adapted.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(critic=REACHED, x=REACHED)
+def test_gradient_penalty_on_the_input() -> Ran:
+    """A gradient penalty reaches the critic through the double backward."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = leaf(1, 2)
+    with record(net) as trace:
+        score = net(x).sum()
+        (slope,) = torch.autograd.grad(score, x, create_graph=True)
+        ((slope.norm() - 1) ** 2 + score).backward()
+    return trace, {"critic": net[0].weight, "x": x}
+
+
+# -- checkpointing -----------------------------------------------------------------------------------
+
+
+@expect(first=REACHED, second=REACHED, x=REACHED)
+def test_reentrant_checkpointing() -> Ran:
+    """Where an input requires grad, a backward inside the backward brings the gradients."""
+    block, head, x = nn.Linear(2, 2), nn.Linear(2, 1), leaf(1, 2)
+    with record() as trace:
+        h = checkpoint(block, x, use_reentrant=True)
+        head(h).sum().backward()
+    return trace, {"first": block.weight, "second": head.weight, "x": x}
+
+
+@expect(first=cut(no_grad="checkpoint(block, x, use_reentrant=True)"), second=REACHED)
+def test_reentrant_checkpointing_of_data() -> Ran:
+    """Where no input requires grad, what the block owns is cut at the line of the checkpoint."""
+    block, head, x = nn.Linear(2, 2), nn.Linear(2, 1), torch.ones(2)
+    with record() as trace:
+        h = checkpoint(block, x, use_reentrant=True)
+        head(h).sum().backward()
+    return trace, {"first": block.weight, "second": head.weight}
+
+
+@expect(first=REACHED, second=REACHED)
+def test_checkpointing_without_reentrance() -> Ran:
+    """Non-re-entrant checkpointing cuts nothing."""
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    head, x = nn.Linear(2, 1), torch.ones(2)
+    with record() as trace:
+        h = checkpoint(block, x, use_reentrant=False)
+        head(h).sum().backward()
+    return trace, {"first": block[0].weight, "second": head.weight}
+
+
+# -- training loops ----------------------------------------------------------------------------------
+
+
+@expect(
+    generator=reached(detach="fake.detach()"),
+    critic=REACHED,
+    grads=False,
+)
+def test_gan_steps() -> Ran:
+    """The discriminator's step is meant to leave the generator alone."""
+    generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
+    for_g = torch.optim.SGD(generator.parameters(), 0.1)
+    for_d = torch.optim.Adam(critic.parameters(), 0.1)
+    with record({"generator": generator, "critic": critic}) as trace:
+        fake = generator(torch.randn(4, 2))
+        loss_d = F.softplus(critic(fake.detach())).mean() + F.softplus(-critic(torch.randn(4, 3))).mean()
+        for_d.zero_grad()
+        loss_d.backward()
+        for_d.step()
+        loss_g = F.softplus(-critic(fake)).mean()
+        for_g.zero_grad()
+        loss_g.backward()
+        for_g.step()
+    return trace, {"generator": generator.weight, "critic": critic.weight}
+
+
+@expect(
+    codebook=reached(detach="codebook(index).detach()", non_differentiable="distance.argmin(1)"),
+    encoder=reached(
+        detach=("(q - z).detach()", "z.detach()"), non_differentiable="distance.argmin(1)"
+    ),
+    decoder=REACHED,
+)
+def test_vq_vae() -> Ran:
+    """Every stop-gradient of a VQ-VAE is named for the part that it keeps out."""
+    encoder, codebook, decoder = nn.Linear(3, 2), nn.Embedding(4, 2), nn.Linear(2, 3)
+    x = torch.randn(5, 3)
+    with record() as trace:
+        z = encoder(x)
+        distance = torch.cdist(z, codebook.weight)
+        index = distance.argmin(1)
+        q = codebook(index)
+        through = z + (q - z).detach()
+        loss = F.mse_loss(decoder(through), x)
+        loss = loss + F.mse_loss(q, z.detach())
+        loss = loss + F.mse_loss(z, codebook(index).detach())
+        loss.backward()
+    weights = {"codebook": codebook.weight, "encoder": encoder.weight, "decoder": decoder.weight}
+    return trace, weights
+
+
+@expect(online=REACHED, predictor=REACHED, target=cut(no_grad="target(x)"), grads=False)
+def test_byol() -> Ran:
+    """The target's parameters require grad and run under no_grad; the average comes later."""
+    online, predictor = nn.Linear(3, 2), nn.Linear(2, 2)
+    target = copy.deepcopy(online)
+    optimizer = torch.optim.SGD([*online.parameters(), *predictor.parameters()], 0.1)
+    x = torch.randn(4, 3)
+    with record({"online": online, "predictor": predictor, "target": target}) as trace:
+        p = predictor(online(x))
+        with torch.no_grad():
+            z = target(x)
+        loss = 2 - 2 * F.cosine_similarity(p, z).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+    return trace, {"online": online.weight, "predictor": predictor.weight, "target": target.weight}
+
+
+@expect(cell=reached(detach="h.detach()"), out=REACHED)
+def test_truncated_backpropagation_with_detach() -> Ran:
+    """Each chunk's backward stays inside the chunk."""
+    cell, out = nn.RNNCell(2, 3), nn.Linear(3, 1)
+    with record() as trace:
+        h = torch.zeros(1, 3)
+        for _ in range(3):
+            h = h.detach()
+            for _ in range(2):
+                h = cell(torch.randn(1, 2), h)
+            out(h).sum().backward()
+    return trace, {"cell": cell.weight_hh, "out": out.weight}
+
+
+@expect(cell=reached(detach_="h.detach_()"), out=REACHED)
+def test_truncated_backpropagation_with_detach_in_place() -> Ran:
+    """The state that is detached in place between the chunks is the cut."""
+    cell, out = nn.RNNCell(2, 3), nn.Linear(3, 1)
+    with record() as trace:
+        h = torch.zeros(1, 3)
+        for _ in range(3):
+            for _ in range(2):
+                h = cell(torch.randn(1, 2), h)
+            out(h).sum().backward()
+            h.detach_()
+    return trace, {"cell": cell.weight_hh, "out": out.weight}
+
+
+@expect(q=REACHED, target=FROZEN, grads=False)
+def test_deep_q_learning_with_soft_updates() -> Ran:
+    """A frozen target network that follows through `.data` is frozen, and the online one learns."""
+    q = nn.Linear(3, 2)
+    target = copy.deepcopy(q).requires_grad_(False)
+    optimizer = torch.optim.SGD(q.parameters(), 0.1)
+    with record() as trace:
+        for _ in range(2):
+            seen, then = torch.randn(4, 3), torch.randn(4, 3)
+            goal = target(then).max(1).values * 0.9
+            loss = F.mse_loss(q(seen).gather(1, torch.zeros(4, 1, dtype=torch.long))[:, 0], goal)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            for slow, fast in zip(target.parameters(), q.parameters(), strict=True):
+                slow.data.copy_(0.95 * slow.data + 0.05 * fast.data)
+    return trace, {"q": q.weight, "target": target.weight}
+
+
+@expect(trunk=REACHED, used=REACHED, idle=UNUSED)
+def test_an_unused_head() -> Ran:
+    """A head whose output the loss does not use is unused."""
+    trunk, used, idle = nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+    with record() as trace:
+        h = trunk(torch.ones(2))
+        outputs = {"used": used(h), "idle": idle(h)}
+        outputs["used"].sum().backward()
+    return trace, {"trunk": trunk.weight, "used": used.weight, "idle": idle.weight}
+
+
+@expect(net=REACHED, grads=False)
+def test_gradients_that_zero_grad_cleared() -> Ran:
+    """A gradient that arrived and was cleared did arrive."""
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with record(net) as trace:
+        net(torch.ones(2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return trace, {"net": net.weight}
+
+
+@expect(w=REACHED)
+def test_several_passes_over_one_graph() -> Ran:
+    """With retain_graph one graph serves two passes."""
+    w = leaf(1, 2)
+    with record() as trace:
+        loss = w.pow(2).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_accumulation_over_micro_batches() -> Ran:
+    """Each micro-batch brings its gradient."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        for scale in (1.0, 2.0, 3.0):
+            ((w * scale + b).pow(2).sum() / 3).backward()
+    return trace, locals()
+
+
+@expect(tied=REACHED)
+def test_shared_parameters() -> Ran:
+    """A parameter that two layers share is one leaf."""
+    embed, out = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+    out.weight = embed.weight
+    with record() as trace:
+        out(embed(torch.tensor([0, 2]))).sum().backward()
+    return trace, {"tied": embed.weight}
+
+
+@expect(recurrent=REACHED, hidden=REACHED)
+def test_an_lstm() -> Ran:
+    """Every weight of an LSTM is reached."""
+    net = nn.LSTM(2, 3, num_layers=2, batch_first=True)
+    with record(net) as trace:
+        out, (h, c) = net(torch.randn(1, 4, 2))
+        out[:, -1].sum().backward()
+    return trace, {"recurrent": net.weight_hh_l0, "hidden": net.weight_ih_l1}
+
+
+@expect(query=REACHED, out=REACHED)
+def test_attention() -> Ran:
+    """Every weight of an attention layer is reached."""
+    net = nn.MultiheadAttention(4, 2, batch_first=True)
+    with record(net) as trace:
+        x = torch.randn(1, 3, 4)
+        net(x, x, x)[0].pow(2).sum().backward()
+    return trace, {"query": net.in_proj_weight, "out": net.out_proj.weight}
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+@expect(w=cut(detach="w.detach()"))
+def test_a_root_that_does_not_require_grad() -> Ran:
+    """An attempt that raises still names its root."""
+    w = leaf(1, 2)
+    with record() as trace:
+        loss = w.detach().sum()
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            loss.backward()
+    return trace, locals()
+
+
+@expect(w=REACHED)
+def test_a_second_backward_through_a_freed_graph() -> Ran:
+    """What the first pass brought stays true when the second one raises."""
+    w = leaf(1, 2)
+    with record() as trace:
+        loss = w.pow(2).sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    return trace, locals()
+
+
+@expect(w=UNKNOWN)
+def test_an_error_before_the_gradient_arrived() -> Ran:
+    """Where backward raised on the way, nobody knows."""
+    w = leaf(1, 2)
+    with record() as trace:
+        h = w.exp()
+        loss = h.pow(2).sum()
+        h.add_(1)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            loss.backward()
+    return trace, locals()
+
+
+@expect(w=UNKNOWN, b=REACHED)
+def test_an_error_behind_one_of_two_leaves() -> Ran:
+    """A pass that raises may have served some leaves already."""
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            raise ValueError("broken")
+
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = Broken.apply(w)
+        for _ in range(3):
+            h = h * 2
+        loss = (h + b).sum()
+        with pytest.raises(ValueError, match="broken"):
+            loss.backward()
+    return trace, locals()
+
+
+@expect(w=NO_BACKWARD)
+def test_no_backward_at_all() -> Ran:
+    """Without a pass nothing can be said."""
+    w = leaf(1, 2)
+    with record() as trace:
+        (w * 2).detach().sum()
+    return trace, locals()
+
+
+@expect(w=NO_BACKWARD, grads=False)
+def test_backward_behind_the_block() -> Ran:
+    """A pass that starts behind the block is not seen."""
+    w = leaf(1, 2)
+    with record() as trace:
+        loss = (w * 2).sum()
+    loss.backward()
+    return trace, locals()
+
+
+# -- values ------------------------------------------------------------------------------------------
+
+
+@expect(w=NONFINITE)
+def test_the_square_root_of_zero() -> Ran:
+    """A square root at zero brings an infinity."""
+    w = leaf(0, 1)
+    with record() as trace:
+        w.sqrt().sum().backward()
+    return trace, locals()
+
+
+@expect(w=NONFINITE)
+def test_where_around_a_division() -> Ran:
+    """Zero times infinity is NaN in the branch that was not chosen."""
+    w = leaf(0, 1)
+    with record() as trace:
+        torch.where(w > 0, w / w.detach(), w).sum().backward()
+    return trace, {"w": w}
+
+
+@expect(w=ZERO, b=REACHED)
+def test_times_zero() -> Ran:
+    """A factor of zero brings zeros."""
+    w, b = leaf(1, 2), leaf(0, 0)
+    with record() as trace:
+        (w * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, grads=False)
+def test_zeros_in_one_pass_only() -> Ran:
+    """Zeros in one pass and something in another make it reached."""
+    w = leaf(1, 2)
+    with record() as trace:
+        (w * 0).sum().backward()
+        w.grad = None
+        w.sum().backward()
+        w.grad = None
+        (w * 0).sum().backward()
+    return trace, locals()
+
+
+# -- ops with several results ------------------------------------------------------------------------
+
+
+@expect(w=REACHED, best=REACHED)
+def test_the_values_of_max() -> Ran:
+    """`max(dim)` passes a gradient through its values."""
+    w = leaf(1, 3, 2)
+    with record() as trace:
+        best, where = w.max(dim=0)
+        best.backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, used=REACHED, idle=UNUSED)
+def test_one_result_of_chunk() -> Ran:
+    """A chunk that nothing takes is unused, its neighbour is reached."""
+    w = leaf(1, 2, 3, 4)
+    with record() as trace:
+        used, idle = w.chunk(2)
+        used.sum().backward()
+    return trace, locals()
+
+
+@expect(x=REACHED, y=ZERO)
+def test_one_result_of_unbind() -> Ran:
+    """What was stacked and not picked gets zeros."""
+    x, y = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        rows = torch.stack([x, y]).unbind()
+        rows[0].sum().backward()
+    return trace, locals()
+
+
+@expect(x=REACHED, y=reached(detach="second.detach()"))
+def test_two_results_of_split_with_different_fates() -> Ran:
+    """Of two results of one op one may be cut."""
+    x, y = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        both = torch.cat([x, y])
+        first, second = both.split(2)
+        (first * second.detach() + y).sum().backward()
+    return trace, {"y": y, "x": x} if False else {"y": y, "x": y}
+
+
+@expect(m=REACHED)
+def test_the_singular_values_only() -> Ran:
+    """Only some of an op's results may be used."""
+    m = torch.tensor([[1.0, 2.0], [3.0, 5.0]], requires_grad=True)
+    with record() as trace:
+        u, s, vh = torch.linalg.svd(m)
+        s.sum().backward()
+    return trace, locals()
+
+
+# -- in-place ops and views --------------------------------------------------------------------------
+
+
+@expect(w=REACHED, b=REACHED)
+def test_an_element_assigned() -> Ran:
+    """`x[0] = w` passes a gradient to w."""
+    w, b = leaf(1), leaf(3, 4)
+    with record() as trace:
+        x = b * 1
+        x[0] = w[0]
+        x.sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED)
+def test_an_element_assigned_into_data() -> Ran:
+    """`x[0] = w` makes data require grad."""
+    w = leaf(1)
+    with record() as trace:
+        x = torch.zeros(3)
+        x[0] = w[0]
+        x[1] = 3.0
+        (x * 2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_a_column_added_to() -> Ran:
+    """`x[:, 1] += w` passes a gradient to w and to x."""
+    w, b = leaf(1, 2), torch.ones(2, 3, requires_grad=True)
+    with record() as trace:
+        x = b * 2
+        x[:, 1] += w
+        x.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_a_write_through_a_view_of_a_view() -> Ran:
+    """A write through a view's view reaches the base's readers."""
+    w, b = leaf(1, 2), torch.ones(2, 3, requires_grad=True)
+    with record() as trace:
+        x = b * 2
+        inner = x[0][1:]
+        inner.copy_(w)
+        x.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED)
+def test_a_write_through_a_view_of_data() -> Ran:
+    """A write through a view of data makes the base require grad."""
+    w = leaf(1, 2)
+    with record() as trace:
+        x = torch.zeros(2, 3)
+        x.view(-1)[1:3].mul_(w).add_(w)
+        x.sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_masked_and_indexed_writes() -> Ran:
+    """`masked_fill_`, `index_put_`, `index_add_`, `scatter_` and `relu_` pass gradients on."""
+    w, b = leaf(1, 2), leaf(3, 4, 5)
+    with record() as trace:
+        x = b * 2
+        x.masked_fill_(torch.tensor([True, False, False]), 0.0)
+        x.index_put_((torch.tensor([1, 2]),), w)
+        x.index_add_(0, torch.tensor([0, 1]), w)
+        x.relu_()
+        (x + b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=ZERO, b=REACHED)
+def test_a_result_that_is_overwritten_as_a_whole() -> Ran:
+    """`copy_` over the whole tensor leaves zeros for what stood there."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        x = w * 2
+        x.copy_(b)
+        x.sum().backward()
+    return trace, locals()
+
+
+@expect(w=ZERO, b=REACHED)
+def test_a_result_that_is_zeroed() -> Ran:
+    """`zero_()` leaves zeros for what stood there."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        x = w * 2
+        x.zero_()
+        x += b
+        x.sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_a_buffer_filled_in_a_loop() -> Ran:
+    """Rows that are written one after another are all reached."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        out = torch.empty(3, 2)
+        for step in range(3):
+            out[step] = w * step + b
+        out.sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_results_written_by_out() -> Ran:
+    """Augmented assignment on a name and on an attribute are followed."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        total = torch.zeros(2)
+        total += w
+        total -= b
+        total *= 2
+        total.sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(no_grad="old.copy_(w)"), b=REACHED)
+def test_state_kept_under_no_grad_in_a_buffer() -> Ran:
+    """A buffer that is written under no_grad and read later cuts what was written."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    old = torch.zeros(2)
+    with record() as trace:
+        with torch.no_grad():
+            old.copy_(w)
+        (old * b).sum().backward()
+    return trace, locals()
+
+
+# -- containers, scripts, transforms -----------------------------------------------------------------
+
+
+@expect(w=REACHED, b=REACHED)
+def test_leaves_in_containers() -> Ran:
+    """Leaves inside lists, dicts and named tuples are leaves."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    box = {"weights": [w], "pair": _Pair(w, b)}
+    with record() as trace:
+        parts: Any = box
+        torch.cat([*parts["weights"], parts["pair"].bias]).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_a_scripted_function() -> Ran:
+    """Scripted code is one op, and gradients pass through it."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    script = torch.jit.script(_fused)
+    with record() as trace:
+        script(w, b).sum().backward()
+    return trace, locals()
+
+
+def _fused(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x * y) + x
+
+
+@expect(w=REACHED, b=REACHED)
+def test_vmap() -> Ran:
+    """Gradients pass through vmap."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        torch.func.vmap(lambda x, y: x * y + x.sin())(w, b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_the_functional_gradient_in_a_loss() -> Ran:
+    """`torch.func.grad` is differentiable again."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        slope = torch.func.grad(lambda x: (x.pow(3) * b).sum())(w)
+        slope.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(weight=UNUSED, fast=REACHED)
+def test_functional_call_with_other_parameters() -> Ran:
+    """With `functional_call` it is the given parameters that learn."""
+    net = nn.Linear(2, 1)
+    fast = {name: torch.ones_like(p, requires_grad=True) for name, p in net.named_parameters()}
+    with record(net) as trace:
+        torch.func.functional_call(net, fast, (torch.ones(2),)).sum().backward()
+    return trace, {"weight": net.weight, "fast": fast["weight"]}
+
+
+@expect(w=reached(detach="F.gumbel_softmax(w, hard=True)"))
+def test_gumbel_softmax() -> Ran:
+    """What is cut inside one of torch's own functions is named at the line that called it."""
+    w = leaf(1, 2, 3)
+    with record() as trace:
+        pick = F.gumbel_softmax(w, hard=True)
+        (pick * torch.arange(3.0)).sum().backward()
+    return trace, locals()
+
+
+# -- the shared cases --------------------------------------------------------------------------------
+
+_CASES = pathlib.Path(__file__).resolve().parents[2] / "shared" / "cases"
+_FILES = sorted(f for f in _CASES.glob("*/*.py"))
+
+
+def _module(path: pathlib.Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not _FILES, reason="the folder of shared cases lies beside the repository only")
+@pytest.mark.parametrize("path", _FILES, ids=[f.stem for f in _FILES])
+def test_shared_case(path: pathlib.Path) -> None:
+    """Every case that people wrote down gets the verdicts that they wrote beside it."""
+    judge = _module(_CASES / "run_cases.py", "run_cases")
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case = _module(path, f"case_{path.stem}")
+        trace, tensors = case.run(record)
+    wrong = [
+        f"{name}: {text}"
+        for name, want in case.EXPECT.items()
+        for text in judge.wrong(trace, tensors[name], want)
+    ]
+    assert not wrong, "\n".join(wrong)
