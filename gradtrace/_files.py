@@ -240,7 +240,7 @@ def graphml_bytes(graph: nx.MultiDiGraph) -> bytes:
         for source, target, key, data in graph.edges(keys=True, data=True)
     )
     file = io.BytesIO()
-    nx.write_graphml_xml(plain, file, prettyprint=False)  # indenting takes most of the time
+    nx.write_graphml_xml(plain, file)
     return file.getvalue()
 
 

@@ -2,10 +2,10 @@
 
 # NOTE [ Where a path is cut ]
 From a leaf, edges are followed forwards as long as autograd connects them: the op's result requires
-grad and autograd has a link from the op to this input. Where a path that leads to a root is no longer
+grad and autograd has a link from the op to this input. Where a path that leads to a root is not
 connected, the op is a cut; behind it nothing requires grad, so nothing further on that path is one.
-Where a path is connected all the way to the root of a backward pass, that pass went along it from the
-root: the first edge that it did not reach lies before the op at which the gradient ended.
+Where a path is connected all the way to the root of a backward pass, that pass went along it from
+the root: the first edge that it did not reach lies before the op at which the gradient ended.
 """
 
 from __future__ import annotations
@@ -192,10 +192,9 @@ class Flow:
     def is_leaf(self, node: int) -> bool:
         """Whether a node is something that could get a `.grad`: a leaf or a frozen parameter."""
         facts = self.nodes[node]
-        return facts["kind"] == "leaf" or (
-            facts["kind"] == "input"
-            and (facts["requires_grad"] or facts["flavour"] == "parameter")
-        )
+        if facts["kind"] == "input":
+            return bool(facts["requires_grad"] or facts["flavour"] == "parameter")
+        return bool(facts["kind"] == "leaf")
 
     @cached_property
     def _labels(self) -> dict[int, str]:
@@ -543,7 +542,8 @@ class Flow:
         while waiting:
             at = waiting.pop()
             facts = self.nodes[at]
-            if facts["kind"] == "escape" or (self._is_write(at) and start not in facts["writes_to"]):
+            elsewhere = self._is_write(at) and start not in facts["writes_to"]
+            if facts["kind"] == "escape" or elsewhere:
                 return True
             for edge in self._out[at]:
                 if edge.consumer not in seen and edge.consumer in self.leads_to_end:

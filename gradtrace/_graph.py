@@ -1,8 +1,8 @@
 """Tape -> networkx graph with plain attributes. Linear in the size of the tape.
 
-Edges run in the direction of the forward pass. What a backward pass did on an edge is taken from the
-links that were observed; an edge that autograd has and no call showed (double backward, scripted
-code) is added. Which ops are cuts is decided in `_explain.py`, from this graph alone.
+Edges run in the direction of the forward pass. What a backward pass did on an edge is taken from
+the links that were observed; an edge that autograd has and no call showed (double backward,
+scripted code) is added. Which ops are cuts is decided in `_flow.py`, from this graph alone.
 """
 
 from __future__ import annotations
@@ -159,15 +159,14 @@ class _Builder:
             weak = (node.kind == "op" and not node.outputs) or (
                 not found and self._is_rebased(given.value, links)
             )
-            facts = self._edge_attributes(number, slot, given, states, weak)
+            facts = self._edge_attributes(number, slot, given, states, weak=weak)
             yield node_of(given.value), facts
         for slot, value in enumerate(self._unseen_links(links, uses), len(inputs)):
             states = _states(links[value], 0, 1)
-            yield node_of(value), self._edge_attributes(number, slot, Input(value, True), states, False)
+            unseen = Input(value, True)
+            yield node_of(value), self._edge_attributes(number, slot, unseen, states, weak=False)
 
-    def _found_links(
-        self, value: int, uses: Counter[int], links: dict[int, ByPass]
-    ) -> ByPass:
+    def _found_links(self, value: int, uses: Counter[int], links: dict[int, ByPass]) -> ByPass:
         """Return an input's links. Writes give one tensor several values; any of them will do."""
         if value in links:
             return links[value]
@@ -211,6 +210,7 @@ class _Builder:
         slot: int,
         given: Input,
         links: list[tuple[int, LinkState]],
+        *,
         weak: bool,
     ) -> Attributes:
         output = self._output(given.value)
@@ -292,9 +292,7 @@ class _Builder:
             "inside": done.inside,
             "internal": done.internal,
             "observed": done.observed,
-            "captured": tuple(
-                (node_of(value), output_of(value)) for value, _ in done.captured
-            ),
+            "captured": tuple((node_of(value), output_of(value)) for value, _ in done.captured),
         }
 
     def _value_name(self, value: int) -> str:

@@ -120,6 +120,9 @@ class LinkState(NamedTuple):
     norm: float | None
 
 
+new_link = partial(tuple.__new__, LinkState)
+
+
 @dataclass(slots=True)
 class Arrival:
     """One gradient at one leaf."""

@@ -250,7 +250,7 @@ class Trace:
         if not explained:
             raise NoMatchError(
                 "nothing to look at: no tensors, names, patterns or modules with parameters were"
-                " given. Name at least one, such as \"encoder.*\"."
+                ' given. Name at least one, such as "encoder.*".'
             )
         return explained
 
@@ -312,7 +312,7 @@ class Trace:
             )
         raise NotATensorError(
             f"{type(x).__name__} is neither a tensor nor a name. Give a tensor, a name as in"
-            " trace.leaves, a pattern such as \"encoder.*\", or a module."
+            ' trace.leaves, a pattern such as "encoder.*", or a module.'
         )
 
 

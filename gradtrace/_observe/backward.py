@@ -1,12 +1,12 @@
 """The backward pass: what the autograd engine did, seen from hooks that live as long as it runs.
 
 # NOTE [ Telling passes apart ]
-All passes that Python starts go through `Variable._execution_engine.run_backward`, which is replaced
-for the time of a recording (`_patches.py`). Before the engine runs, the graph is walked from the
-roots, with a loop, and every node gets a hook; after it, also when it raised, all hooks come off.
-So nothing is left on graphs that outlive the recording, and each hook belongs to one pass. A pass
-inside a pass (re-entrant checkpointing) is observed in the same way. A pass that C++ starts by
-itself (TorchScript) is noticed by the hooks on leaves only, and marked as not observed.
+All passes that Python starts go through `Variable._execution_engine.run_backward`, which is
+replaced for the time of a recording (`patches.py`). Before the engine runs, the graph is walked
+from the roots, with a loop, and every node gets a hook; after it, also when it raised, all hooks
+come off. So nothing is left on graphs that outlive the recording, and each hook belongs to one
+pass. A pass inside a pass (re-entrant checkpointing) is observed in the same way. A pass that C++
+starts by itself (TorchScript) is noticed by the hooks on leaves only, and marked as not observed.
 
 # NOTE [ Whose node is it ]
 The nodes that made an op's results carry its number in their metadata. A node without one, met on
@@ -27,20 +27,18 @@ from torch import Tensor
 
 from gradtrace._observe import sites
 from gradtrace._observe.forward import Forward
-from gradtrace._observe.identity import Identity, grad_fn_of, unwrapped
+from gradtrace._observe.identity import Identity, grad_fn_of, is_leaf_node, unwrapped
 from gradtrace._tape import (
     Arrival,
     Input,
-    LinkState,
     Node,
     Output,
     Pass,
-    Site,
     Tape,
+    new_link,
     node_of,
     value_of,
 )
-
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -52,6 +50,9 @@ class _Edge(NamedTuple):
     slot: int
     to: int
     value: int | None  # None inside an op
+
+
+_new_edge = partial(tuple.__new__, _Edge)
 
 
 class _Graph:
@@ -107,7 +108,7 @@ def walk(identity: Identity, roots: Sequence[tuple[Any, int]], *, inner: bool) -
             value = identity.at_node(following, output_nr, known_only=inner)
             leads_out = value is not None and node_of(value) != owner
             to, new = graph.number(following, owner if value is None else node_of(value))
-            graph.edges.append(_Edge(at, slot, to, value if leads_out else None))
+            graph.edges.append(_new_edge((at, slot, to, value if leads_out else None)))
             if new:
                 waiting.append(to)
     return graph
@@ -131,15 +132,21 @@ def norm_of(gradient: Tensor) -> Tensor | None:
         if values.is_sparse:
             values = values.coalesce().values()
         elif values.is_nested:
-            values = values.values() if values.layout is torch.jagged else values.to_padded_tensor(0)
+            values = (
+                values.values() if values.layout is torch.jagged else values.to_padded_tensor(0)
+            )
         elif values.layout is not torch.strided:
             values = values.to_dense()
-        double = torch.complex128 if values.is_complex() else torch.float64
-        if values.device.type == "mps":  # has no float64
-            return torch.linalg.vector_norm(values)
-        if values.dtype not in (torch.float64, torch.complex128):
-            return torch.linalg.vector_norm(values, dtype=double)
+        return _norm_of_values(values)
+
+
+def _norm_of_values(values: Tensor) -> Tensor:
+    if values.dtype in (torch.float64, torch.complex128):
         return _norm_of_doubles(values)
+    double = torch.complex128 if values.is_complex() else torch.float64
+    wide = None if values.device.type == "mps" else double  # which has no float64
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm
 
 
 def _dispatches_itself(gradient: Tensor) -> bool:
@@ -154,7 +161,8 @@ def _norm_of_doubles(values: Tensor) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     largest = torch.linalg.vector_norm(values, ord=float("inf"))
     scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(values / scale) * scale
+    norm: Tensor = torch.linalg.vector_norm(values / scale) * scale
+    return norm
 
 
 @contextlib.contextmanager
@@ -412,9 +420,7 @@ class Backward:
         node = self._tape.nodes[number]
         assert node is not None
         outputs = tuple(
-            Output(
-                tuple(t.shape), t.dtype, t.device, t.requires_grad, _grad_fn_name(t)
-            )
+            Output(tuple(t.shape), t.dtype, t.device, t.requires_grad, _grad_fn_name(t))
             for t in returned
         )
         self._tape.nodes[number] = node._replace(outputs=outputs)
@@ -461,7 +467,8 @@ class Backward:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return
         # The hook holds numbers only: one that held its tensor could never be freed.
-        hook = tensor.register_post_accumulate_grad_hook(partial(self._stray_arrival, node))
+        register: Callable[..., Any] = tensor.register_post_accumulate_grad_hook
+        hook = register(partial(self._stray_arrival, node))
         self._leaf_hooks.append(hook)
 
     def _stray_arrival(self, leaf: int, tensor: Tensor) -> None:
@@ -539,7 +546,7 @@ class _Watched:
         return grad_fn_of(tensor) or torch.autograd.graph.get_gradient_edge(tensor).node
 
     def _watch(self, at: int, node: Any) -> None:
-        if isinstance(getattr(node, "variable", None), Tensor):
+        if is_leaf_node(node):
             self._hooks.append(node.register_prehook(partial(self._at_leaf, at)))
         else:
             self._hooks.append(node.register_hook(partial(self._at_node, at)))
@@ -581,14 +588,8 @@ class _Watched:
                 continue
             state = self._state(edge, executed)
             norm = self._norms.get((edge.of, edge.slot))
-            links.append(
-                LinkState(
-                    graph.owners[edge.of],
-                    edge.value,
-                    state,
-                    None if norm is None else float(norm),
-                )
-            )
+            value = None if norm is None else float(norm)
+            links.append(new_link((graph.owners[edge.of], edge.value, state, value)))
         self._graph = _Graph()
 
     def _state(self, edge: _Edge, executed: set[int] | None) -> str:
@@ -596,5 +597,7 @@ class _Watched:
             return "not_requested"
         fired = self._fired.get(edge.of)
         if fired is None:
-            return "missed" if self.record.error is not None or executed is None else "not_requested"
+            return (
+                "missed" if self.record.error is not None or executed is None else "not_requested"
+            )
         return "reached" if edge.slot < len(fired) and fired[edge.slot] else "undefined"

@@ -124,7 +124,17 @@ def grad_mode() -> str:
 class Call:
     """What depends on the function only, worked out once for each function."""
 
-    __slots__ = ("escape", "in_place", "metadata", "name", "no_data", "out_of", "shares", "special", "twin")
+    __slots__ = (
+        "escape",
+        "in_place",
+        "metadata",
+        "name",
+        "no_data",
+        "out_of",
+        "shares",
+        "special",
+        "twin",
+    )
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.name = name = name_of(func)
@@ -337,13 +347,9 @@ class Forward(TorchFunctionMode):
             if not (tensor.requires_grad and grad_fn_of(tensor) is None):
                 self._identity.remember(tensor, inside)
 
-    def _add_escape(
-        self, call: Call, inputs: tuple[Input, ...], frame: FrameType | None
-    ) -> None:
+    def _add_escape(self, call: Call, inputs: tuple[Input, ...], frame: FrameType | None) -> None:
         if inputs:
-            self._tape.add(
-                Node("escape", call.name, *self.where(frame), grad_mode(), inputs, ())
-            )
+            self._tape.add(Node("escape", call.name, *self.where(frame), grad_mode(), inputs, ()))
 
     def _add(
         self,
@@ -423,9 +429,7 @@ class Forward(TorchFunctionMode):
         facts = [facts_of(tensor) for tensor in plain]
         described = tuple([output for output, _ in facts])
         alias = self._alias(name, inputs, plain)
-        entry = new_node(
-            ("op", name, *where, grad_mode(), inputs, described, flavour, alias, ())
-        )
+        entry = new_node(("op", name, *where, grad_mode(), inputs, described, flavour, alias, ()))
         if node is None:
             node = self._tape.add(entry)
         else:
@@ -494,7 +498,9 @@ class Forward(TorchFunctionMode):
             target_node = () if leaf is None else (node_of(leaf),)
             if inputs:
                 where, mode = self.where(frame), grad_mode()
-                self._tape.add(Node("op", call.name, *where, mode, inputs, (), writes_to=target_node))
+                self._tape.add(
+                    Node("op", call.name, *where, mode, inputs, (), writes_to=target_node)
+                )
             self._identity.moved(target)
         else:
             self.add_op(call.name, inputs, [target], self.where(frame))

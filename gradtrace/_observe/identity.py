@@ -63,7 +63,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """Return the plain tensor inside functorch's wrappers (vmap, grad, jvp), or the tensor itself."""
+    """Return the plain tensor inside functorch's wrappers (vmap, grad), or the tensor itself."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
@@ -75,6 +75,11 @@ def grad_fn_of(tensor: Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:
         return None
+
+
+def is_leaf_node(grad_fn: Any) -> bool:
+    """Whether an autograd node accumulates into a leaf; asking for `.variable` is slower."""
+    return type(grad_fn).__name__ == "AccumulateGrad"
 
 
 def describe(tensor: Tensor) -> Output:
@@ -268,10 +273,12 @@ class Identity:
 
     def _made_unseen(self, tensor: Tensor) -> int:
         """Stand in for ops that were not observed, by the leaves and values that feed them."""
-        grad_fn = tensor.grad_fn
+        grad_fn: Any = tensor.grad_fn
         inputs = tuple(Input(value, True) for value in self._sources(grad_fn))
         node = self._tape.add(
-            Node("op", grad_fn.name(), None, None, "", "grad", inputs, (describe(tensor),), "unseen")
+            Node(
+                "op", grad_fn.name(), None, None, "", "grad", inputs, (describe(tensor),), "unseen"
+            )
         )
         return self.register(tensor, value_of(node))
 
@@ -295,10 +302,9 @@ class Identity:
         value = self.at_edge(grad_fn, output_nr)
         if value is not None:
             return value
-        variable = getattr(grad_fn, "variable", None)
-        if not isinstance(variable, Tensor):
+        if not is_leaf_node(grad_fn):
             return None
-        return self.known(variable) if known_only else self.value(variable)
+        return self.known(grad_fn.variable) if known_only else self.value(grad_fn.variable)
 
     # -- registering -----------------------------------------------------------------------------
 

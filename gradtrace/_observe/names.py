@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gradtrace._observe.source import Category, category
 from gradtrace._tape import rooted_prefix
 
+
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """Return a frame's local variables, leaving nothing of them alive.
 
@@ -67,7 +68,10 @@ class Names:
         """Name everything in a module by its path, behind a prefix that is empty or ends so."""
         for path, module in model.named_modules():
             if self._module(module) is None:
-                self._modules[id(module)] = (weakref.ref(module), (prefix + _uncompiled(path)).rstrip("."))
+                self._modules[id(module)] = (
+                    weakref.ref(module),
+                    (prefix + _uncompiled(path)).rstrip("."),
+                )
         tensors = itertools.chain(model.named_parameters(), model.named_buffers())
         for path, tensor in tensors:
             self.add_tensor(tensor, prefix + _uncompiled(path))
@@ -140,10 +144,10 @@ class Names:
         if not isinstance(tensor, nn.Parameter):
             return
         for name, value in variables.items():
-            if isinstance(value, nn.Module) and self._module(value) is None:
-                if any(part is tensor for part in value.parameters()):
-                    self._add_root(value, type(value).__name__ if name == "self" else name)
-                    return
+            is_new = isinstance(value, nn.Module) and self._module(value) is None
+            if is_new and any(part is tensor for part in value.parameters()):
+                self._add_root(value, type(value).__name__ if name == "self" else name)
+                return
 
     def tensors(self) -> Iterator[tuple[Tensor, str]]:
         """Yield the named tensors that are still alive."""

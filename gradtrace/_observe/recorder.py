@@ -35,9 +35,7 @@ class Recorder:
 
     # -- on and off ------------------------------------------------------------------------------
 
-    def start(
-        self, models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
-    ) -> None:
+    def start(self, models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
         """Put everything on. What was on comes off again where something fails half-way."""
         for name, tensor in tensors.items():
             self.names.add_tensor(tensor, name)
@@ -145,9 +143,7 @@ class Recorder:
         finally:
             forward.function = None
             inputs = (*direct, *function.captured.values())
-            self.tape.nodes[node] = Node(
-                "op", name, *where, grad_mode(), inputs, (), flavour
-            )
+            self.tape.nodes[node] = Node("op", name, *where, grad_mode(), inputs, (), flavour)
         try:
             with forward.silence():
                 outputs = list(tensors_in((result,)))

@@ -308,7 +308,12 @@ def hostile() -> Sketch:
         '"<op>\\N"', *leaves, name="</svg>", module='m<x>"\\.y', at=1, source="'<' \"\\"
     )
     detached = sketch.op(
-        "detach", product, file='C:\\a "b"\\<t>.py', line=2, function="<f>", source='"\\<script>"'
+        "detach",
+        product,
+        file='C:\\Node "b"\\<t>.py',
+        line=2,
+        function="<f>",
+        source='"\\<script>"',
     )
     sketch.cut(detached, CutKind.DETACH, *HOSTILE[:3])
     sketch.backward(sketch.op("sum", detached, name="L"))

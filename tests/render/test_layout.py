@@ -81,7 +81,7 @@ def test_hostile_text_is_shown_as_it_is() -> None:
         for tag in ("svg", "g", "a", "title", "text", "path", "polygon", "polyline", "ellipse")
     }
     tooltips = {value for element in svg.iter() for key, value in element.items() if "title" in key}
-    assert 'C:\\a "b"\\<t>.py:2 in step: "\\<script>"' in tooltips
+    assert 'C:\\Node "b"\\<t>.py:2 in step: "\\<script>"' in tooltips
 
 
 def test_invisible_characters_are_written_as_escapes() -> None:

@@ -98,10 +98,11 @@ def test_an_escape_is_drawn_only_as_a_cut() -> None:
     logged, lost = sketch.leaf("logged"), sketch.leaf("lost", Status.CUT)
     root = sketch.op("exp", logged)
     sketch.op("item", root, kind="escape", name="log")
-    item = sketch.op("item", sketch.op("sin", lost), kind="escape", name="angle")
+    way = sketch.op("mul", lost, sketch.data("scale"))
+    item = sketch.op("item", way, kind="escape", name="angle")
     sketch.cut(item, CutKind.ESCAPE, "lost")
     sketch.backward(root)
-    assert titles(draw(sketch)) == {"logged", "exp", "lost", "sin", "angle = item"}
+    assert titles(draw(sketch)) == {"logged", "exp", "lost", "scale", "mul", "angle = item"}
 
 
 def test_unused_leaves_are_drawn_and_frozen_ones_only_where_used() -> None:
@@ -122,7 +123,7 @@ def test_writing_into_a_leaf_is_drawn_only_as_a_cut(is_cut: bool) -> None:
     sketch.edge(write, target, weak=True)
     if is_cut:
         sketch.cut(write, CutKind.NO_GRAD, "online")
-    sketch.backward(sketch.op("exp", target))
+    sketch.backward(sketch.op("add", target, write))
     arrows = {(arrow.tail, arrow.head) for arrow in draw(sketch).arrows}
     assert ((write, target) in arrows) is is_cut
 
@@ -178,6 +179,7 @@ def test_a_large_model_collapses_and_keeps_its_cuts_in_sight() -> None:
     cut = box(scene, "encoder.layers.3")
     assert len(scene.boxes) < 50
     assert cut.cuts == ("detach train.py:5",)
+    assert Sample.CUT in scene.legend
     assert cut.lines[0] == "4 parameters: 2 reached, 2 cut"
     assert any("collapsed" in note for note in scene.notes)
 
@@ -187,6 +189,36 @@ def test_many_like_layers_are_one_box() -> None:
     scene = draw(stack_of_layers(200, cut=3))
     assert "encoder.layers.# × 199" in titles(scene)
     assert box(scene, "encoder.layers.3").cuts
+
+
+def test_a_layer_with_a_cut_is_like_no_other() -> None:
+    """A cut that leaves all verdicts as they are still keeps its layer out of the common box."""
+    sketch = stack_of_layers(200)
+    data = sketch.graph.nodes(data="module")
+    inside = next(node for node, module in data if module == "encoder.layers.5.mlp")
+    sketch.cut(inside, CutKind.NO_GRADIENT)
+    assert box(draw(sketch), "encoder.layers.5").cuts == ("no_gradient train.py:6",)
+
+
+def test_a_root_is_never_inside_a_collapsed_module() -> None:
+    """Where backward started is seen even where a model computes its own loss."""
+    sketch = Sketch()
+    inner = sketch.op("linear", sketch.leaf("w"), module="model.fc")
+    sketch.backward(sketch.op("sum", inner, module="model", name="loss"))
+    assert box(draw(sketch, depth=0), "loss = sum").roots == (0,)
+
+
+def test_a_line_reached_half_of_the_time_is_two_boxes() -> None:
+    """Folding never puts reached and unreached ops of one line into one box."""
+    sketch = Sketch()
+    leaf = sketch.leaf("w")
+    calls = [sketch.op("exp", leaf, at=3) for _ in range(200)]
+    for number, call in enumerate(calls[:80]):
+        calls[number] = sketch.op("detach", call, at=4, requires_grad=False)
+        sketch.cut(calls[number], CutKind.DETACH, "w")
+    sketch.backward(sketch.op("stack", *calls))
+    expected = {"w", "exp × 80", "exp × 120", "detach × 80", "stack"}
+    assert titles(draw(sketch)) == expected
 
 
 def test_depth_says_how_many_levels_are_open() -> None:
