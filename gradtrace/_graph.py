@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import networkx as nx
 
-from gradtrace._observe import source as _source
+from gradtrace import _source
 from gradtrace._tape import (
     OUTPUT_BITS,
     OUTPUT_MASK,

@@ -6,7 +6,7 @@ number of the node that made it and which of the node's outputs it is, in one in
 # NOTE [ Paths and their roots ]
 Parameters are named by their path from the outermost module that is called. Whether the outermost
 module's own name has to stand before it (a GAN has two) is known only at the end, so that a path is
-kept together with the number of its root, as "\\0number\\0path"; `plain_name` words it.
+kept together with the number of its root, a NUL before each; `plain_name` words it.
 """
 
 from __future__ import annotations

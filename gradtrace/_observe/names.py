@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradtrace._observe.source import Category, category
+from gradtrace._source import Category, category
 from gradtrace._tape import rooted_prefix
 
 

@@ -38,38 +38,18 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()
-_recordings = 0
-_on: contextlib.ExitStack | None = None
 
 
 @contextlib.contextmanager
 def observing(observer: Observer) -> Iterator[None]:
     """Have an observer asked about what happens in this thread."""
     observers = _thread.observers
-    with _patched():
+    with _replacements.on():
         observers.append(observer)
         try:
             yield
         finally:
             observers.remove(observer)
-
-
-@contextlib.contextmanager
-def _patched() -> Iterator[None]:
-    global _recordings, _on
-    with _lock:
-        if not _recordings:
-            _on = _put_on()
-        _recordings += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _recordings -= 1
-            if not _recordings and _on is not None:
-                stack, _on = _on, None
-                stack.close()
 
 
 def _put_on() -> contextlib.ExitStack:
@@ -94,6 +74,33 @@ def _put_on() -> contextlib.ExitStack:
         stack.enter_context(_replaced(meta, "__call__", around_variable))
         stack.enter_context(_replaced(Tensor, "__init__", _constructed))
         return stack.pop_all()
+
+
+class _Replacements:
+    """All replacements together: on while at least one recording of the process runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recordings = 0
+        self._stack = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep the replacements on for one recording."""
+        with self._lock:
+            if not self._recordings:
+                self._stack = _put_on()
+            self._recordings += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._recordings -= 1
+                if not self._recordings:
+                    self._stack.close()
+
+
+_replacements = _Replacements()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import FrameType
 
-from gradtrace._observe.source import Category, category
+from gradtrace._source import Category, category
 from gradtrace._tape import Site
 
 Sites = tuple[Site | None, Site | None, str]

@@ -1,0 +1,1 @@
+"""Renderers, tested on graphs made by hand."""

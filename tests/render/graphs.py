@@ -78,17 +78,20 @@ class Sketch:
         self.graph.graph["passes"] = ()
 
     def add(self, kind: str, **attributes: Any) -> int:
+        """Add a node and return its number."""
         node = len(self.graph)
         self.graph.add_node(node, **{**_NODE, "kind": kind, **attributes})
         return node
 
     def leaf(self, name: str, status: Status = Status.REACHED, **attributes: Any) -> int:
+        """Add a leaf whose verdict is told."""
         attributes.setdefault("requires_grad", status is not Status.FROZEN)
         node = self.add("leaf", name=name, **attributes)
         self.statuses[node] = status
         return node
 
     def data(self, name: str | None, **attributes: Any) -> int:
+        """Add data that needs no gradient."""
         return self.add("input", name=name, requires_grad=False, **attributes)
 
     def op(
@@ -111,10 +114,12 @@ class Sketch:
         return node
 
     def edge(self, tail: int, head: int, **attributes: Any) -> None:
+        """Let one node take the result of another, by its name unless told otherwise."""
         name = self.graph.nodes[tail]["name"]
         self.graph.add_edge(tail, head, **{**_EDGE, "tensor": name, **attributes})
 
     def cut(self, node: int, kind: CutKind, *blocked: str) -> None:
+        """Mark an op as a cut for some leaves."""
         self.graph.nodes[node]["cut"] = str(kind)
         self.blocked[node] = blocked
 
@@ -148,6 +153,7 @@ class Sketch:
                     pending.append(tail)
 
     def gradient(self, node: int, norm: float | None, backward_pass: int = 0) -> None:
+        """Let a gradient arrive at a leaf."""
         data = self.graph.nodes[node]
         order = len(self.norms)
         self.norms.append(
@@ -156,6 +162,7 @@ class Sketch:
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
+        """Return the leaves as told."""
         return tuple(self._leaf(node, status) for node, status in self.statuses.items())
 
     def _leaf(self, node: int, status: Status) -> Leaf:
@@ -166,6 +173,7 @@ class Sketch:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
+        """Return the cuts as told."""
         return tuple(self._cut(node, blocked) for node, blocked in self.blocked.items())
 
     def _cut(self, node: int, blocked: Sequence[str]) -> Cut:
@@ -184,14 +192,17 @@ class Sketch:
 
     @property
     def passes(self) -> tuple[BackwardPass, ...]:
+        """Return the passes as started."""
         return tuple(self.backward_passes)
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
+        """Return the gradients as told."""
         return tuple(self.norms)
 
     @property
     def leads_to_root(self) -> set[int]:
+        """Return all nodes before a root, found by networkx."""
         roots = {node for node, passes in self.graph.nodes(data="root_of") if passes}
         data_flow = nx.DiGraph(
             (tail, head) for tail, head, edge in self.graph.edges(data=True) if not edge["weak"]

@@ -61,6 +61,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def luminance(colour: str) -> float:
+    """Return the relative luminance of "#rrggbb". Source: WCAG 2.2, glossary."""
     parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
@@ -83,5 +84,6 @@ def test_a_cut_has_a_sign() -> None:
 
 
 def to_dot_of_tutorial() -> str:
+    """Return the drawing of the program with one cut."""
     sketch = detach_then_use_again()
     return to_dot(sketch.graph, sketch)

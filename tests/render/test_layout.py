@@ -24,10 +24,12 @@ no_windows = pytest.mark.skipif(os.name == "nt", reason="the stand-in program is
 
 
 def picture(sketch: Sketch) -> ElementTree.Element:
+    """Return the parsed SVG of a sketch."""
     return ElementTree.fromstring(render(sketch.graph, sketch, ".svg"))
 
 
 def texts(svg: ElementTree.Element) -> set[str]:
+    """Return all lines of text in a picture."""
     found = ("".join(text.itertext()) for text in svg.iter(f"{SVG}text"))
     return {text.replace("\u00a0", " ").strip() for text in found}
 
@@ -92,6 +94,7 @@ def test_invisible_characters_are_written_as_escapes() -> None:
 
 
 def size(png: bytes) -> tuple[int, int]:
+    """Return width and height of a PNG in pixels."""
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", png[16:24])
     return width, height
@@ -144,6 +147,7 @@ def test_the_program_is_found_by_its_metadata(monkeypatch: pytest.MonkeyPatch) -
 
 
 def without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide every layout program."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
 
 

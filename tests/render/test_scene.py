@@ -17,19 +17,23 @@ from .graphs import Sketch, detach_then_use_again, recurrent, stack_of_layers
 
 
 def draw(sketch: Sketch, **options: object) -> Scene:
+    """Return the scene of a sketch."""
     return build_scene(sketch.graph, sketch, **options)  # type: ignore[arg-type]  # as users give them
 
 
 def box(scene: Scene, title: str) -> Box:
+    """Return the only box with a title."""
     (found,) = (box for box in scene.boxes if box.title == title)
     return found
 
 
 def titles(scene: Scene) -> set[str]:
+    """Return what all boxes are called."""
     return {box.title for box in scene.boxes}
 
 
 def verdicts(scene: Scene) -> Counter[Status]:
+    """Return how many leaves are counted with each status."""
     counted: Counter[Status] = Counter()
     for drawn in scene.boxes:
         counted.update(dict(drawn.verdicts))
@@ -37,6 +41,7 @@ def verdicts(scene: Scene) -> Counter[Status]:
 
 
 def frames(frame: Frame) -> dict[str, Frame]:
+    """Return a frame and all inside it by their paths."""
     inside = {path: found for child in frame.frames for path, found in frames(child).items()}
     return {frame.path: frame, **inside}
 

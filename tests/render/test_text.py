@@ -27,6 +27,7 @@ def test_an_empty_trace_has_counts_only() -> None:
 
 
 def section(text: str, title: str) -> list[str]:
+    """Return the lines below one title of a summary."""
     blocks = (block.splitlines() for block in text.split("\n\n"))
     return next(block[1:] for block in blocks if block[0] == title)
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gradtrace._observe import source
-from gradtrace._observe.source import Category
+from gradtrace import _source as source
 from gradtrace._records import Location
+from gradtrace._source import Category
 
 Place = tuple[CodeType, int]
 
@@ -105,7 +105,7 @@ def test_category_tells_whose_code_it_is(file: str, expected: Category) -> None:
 def test_category_knows_torch_without_importing_it() -> None:
     """A trace can be read in a process that never loads torch."""
     program = (
-        "import sys; from gradtrace._observe.source import category;"
+        "import sys; from gradtrace._source import category;"
         f"print(category(compile('', {torch.nn.functional.__file__!r}, 'exec')).value,"
         "'torch' in sys.modules)"
     )
@@ -293,7 +293,7 @@ def test_without_positions_the_line_remains(tmp_path: Path) -> None:
     path = tmp_path / "bare.py"
     path.write_text("import sys\ndef f():\n    return sys._getframe(0)\nframe = f()\n")
     program = (
-        "import runpy; from gradtrace._observe import source;"
+        "import runpy; from gradtrace import _source as source;"
         f"frame = runpy.run_path({str(path)!r})['frame'];"
         "place = frame.f_code, frame.f_lasti;"
         "print(source.position(*place)[:2], source.expression(*place), source.statement(*place))"

@@ -30,8 +30,8 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType
 
-from gradtrace._observe.syntax import Position, SourceText, names_in, operands, target_names
 from gradtrace._records import Location
+from gradtrace._syntax import Position, SourceText, names_in, operands, target_names
 
 
 class Category(Enum):
