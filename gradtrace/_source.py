@@ -134,7 +134,7 @@ def _classify(file: str) -> Category:
 
 @cache
 def _torch_folders() -> tuple[str, ...]:
-    own = Path(__file__).parents[1]
+    own = Path(__file__).parent
     torch_file = _torch_file()
     if torch_file is None:
         return _prefixes([own])

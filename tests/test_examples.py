@@ -1,0 +1,209 @@
+"""Every example runs by itself, and README.md quotes what it says.
+
+After a change of wording, `GRADTRACE_NEW_GOLD=1 python -m pytest tests/test_examples.py` writes the
+new lines into README.md; read them before you keep them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gradtrace import CutKind, Status
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>output of|from) (?P<example>\S+) -->\n)?"
+    r"^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_DECIMAL = re.compile(r"\d+\.\d+(?:e[-+]\d+)?")
+
+
+class Run(NamedTuple):
+    """One run of an example."""
+
+    code: int
+    output: str
+    errors: str
+    pictures: dict[str, bytes]
+
+
+def run_python(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a folder, with the checked-out package and not an installed one."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+
+
+@functools.cache
+def run_example(example: Path) -> Run:
+    """Run an example once, whatever is asked of it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        done = run_python(example, folder)
+        pictures = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+    output = done.stdout.replace(f"{ROOT}{os.sep}", "")
+    return Run(done.returncode, output, done.stderr, pictures)
+
+
+def blocks(mark: str | None, language: str | None = None) -> list[re.Match[str]]:
+    """Return README's fenced blocks with a mark before them, or those without."""
+    found = _BLOCK.finditer(README.read_text(encoding="utf-8"))
+    return [
+        block
+        for block in found
+        if block["mark"] == mark and language in (None, block["language"])
+    ]
+
+
+def masked(text: str) -> str:
+    """Leave out what differs between processors and versions of torch: digits of decimals."""
+    return _DECIMAL.sub("#", text)
+
+
+def decimals(text: str) -> list[float]:
+    """Return the decimal numbers of a text."""
+    return [float(number) for number in _DECIMAL.findall(text)]
+
+
+def quoted_part(output: str, quote: str) -> str:
+    """Return the lines of an output that a quote stands for, or an empty text."""
+    lines, wanted = output.splitlines(keepends=True), masked(quote).splitlines(keepends=True)
+    for start in range(len(lines) - len(wanted) + 1):
+        part = "".join(lines[start : start + len(wanted)])
+        if masked(part) == "".join(wanted):
+            return part
+    return ""
+
+
+# What README quotes of each example: from the line that begins so, up to the line before that one.
+QUOTES = {
+    "examples/quickstart.py": ("loss after", "picture:"),
+    "examples/detach.py": ("K * Z", ""),
+    "examples/detach_and_use.py": ("X (scalar) is reached", "X (scalar) is cut"),
+    "examples/gan_digits.py": ("gradient from", "generator.0.weight ("),
+    "examples/vqvae_digits.py": ("gradient from", "codebook ("),
+}
+
+
+def quote_of(example: str) -> str:
+    """Return the lines of an example's output that README is to quote."""
+    lines = run_example(ROOT / example).output.splitlines()
+    first, behind = QUOTES[example]
+    start = next(i for i, line in enumerate(lines) if line.startswith(first))
+    end = next(
+        i for i, line in enumerate(lines) if i > start and _is_end(line, behind)
+    )
+    return "\n".join(lines[start:end]).rstrip() + "\n"
+
+
+def _is_end(line: str, behind: str) -> bool:
+    return line.startswith(behind) if behind else not line
+
+
+def write_quotes() -> None:
+    """Put what the examples print now into README."""
+
+    def quoted(block: re.Match[str]) -> str:
+        if block["mark"] != "output of":
+            return block[0]
+        head = f"<!-- output of {block['example']} -->\n```{block['language']}\n"
+        return f"{head}{quote_of(block['example'])}```"
+
+    text = README.read_text(encoding="utf-8")
+    README.write_text(_BLOCK.sub(quoted, text), encoding="utf-8")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_and_draws(example: Path) -> None:
+    """An example runs without a warning, its assertions hold, and it says where its picture is."""
+    run = run_example(example)
+    assert run.code == 0, run.errors
+    picture = f"examples-output/{example.stem}.png"
+    assert list(run.pictures) == [picture]
+    assert run.output.replace(os.sep, "/").endswith(f"picture: {picture}\n")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_picture_can_be_seen(example: Path) -> None:
+    """The picture is a PNG of a size that a screen shows."""
+    for picture in run_example(example).pictures.values():
+        check_png(picture)
+
+
+def check_png(picture: bytes) -> None:
+    """Check the parts of a PNG that a viewer needs: signature, header, size and end."""
+    assert picture[:16] == b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+    width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    assert 200 < width < 8_000
+    assert 200 < height < 8_000
+    assert picture[-8:-4] == b"IEND"
+
+
+@pytest.mark.parametrize("example", QUOTES)
+def test_readme_quotes_what_an_example_prints(example: str) -> None:
+    """Quoted output is what an example prints; decimals may differ by 5 %."""
+    if os.environ.get("GRADTRACE_NEW_GOLD"):
+        write_quotes()
+    quotes = [block for block in blocks("output of") if block["example"] == example]
+    assert len(quotes) == 1
+    quote, output = quotes[0]["text"], run_example(ROOT / example).output
+    part = quoted_part(output, quote)
+    assert quote.strip()
+    assert part, f"not in the output of {example}:\n{quote}\nwhich is\n{output}"
+    assert decimals(part) == pytest.approx(decimals(quote), rel=0.05)
+
+
+def test_readme_quotes_known_examples() -> None:
+    """No quote goes unchecked, and quoted code stands in the example that is named."""
+    assert {block["example"] for block in blocks("output of")} == set(QUOTES)
+    for block in blocks("from"):
+        assert block["text"] in (ROOT / block["example"]).read_text(encoding="utf-8")
+
+
+def test_readme_code_runs(tmp_path: Path) -> None:
+    """README's Python blocks run one after the other, as somebody would paste them."""
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(block["text"] for block in blocks(None, "python")), "utf-8")
+    done = run_python(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written >= {"step.svg", "student.png", "all.dot", "coarse.svg", "step.json"}
+    check_png((tmp_path / "student.png").read_bytes())
+
+
+def test_readme_explains_every_word() -> None:
+    """README's tables have a row for each status and each kind of cut, in their order."""
+    rows = re.findall(r"^\| `(\w+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [*Status, *CutKind]
+
+
+def test_readme_pictures_exist() -> None:
+    """README's pictures are in the repository, and small enough to load at once."""
+    for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README.read_text(encoding="utf-8")):
+        picture = (ROOT / name).read_bytes()
+        check_png(picture)
+        assert len(picture) < 150_000
