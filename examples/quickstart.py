@@ -13,6 +13,8 @@ import gradtrace
 
 
 class Classifier(nn.Module):
+    """An encoder and a head."""
+
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Linear(16, 32)
@@ -20,9 +22,11 @@ class Classifier(nn.Module):
 
     @torch.no_grad()  # right for the search index that it was written for
     def embed(self, x: Tensor) -> Tensor:
+        """Return a vector for each row."""
         return torch.relu(self.encoder(x))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return a score for each row and class."""
         return self.head(self.embed(x))
 
 

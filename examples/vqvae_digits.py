@@ -20,6 +20,8 @@ CODES, WIDTH, PLACES = 32, 8, 4  # an image becomes 4 codes out of 32, each a ve
 
 
 class VQVAE(nn.Module):
+    """An autoencoder whose middle is a choice from a codebook."""
+
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, PLACES * WIDTH))
@@ -47,6 +49,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
 
 def batch() -> Tensor:
+    """Return 64 images."""
     return images[torch.randint(len(images), (64,))]
 
 

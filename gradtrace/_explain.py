@@ -110,7 +110,7 @@ class _Explainer:
 
     def _shape(self) -> str:
         shape = self._facts["shape"]
-        return f" ({_size(shape)})" if shape is not None else ""
+        return "" if shape is None else f" [{' × '.join(map(str, shape))}]"
 
     def _body(self) -> Iterator[str]:
         yield from self._arrivals()
@@ -292,10 +292,6 @@ def _at(location: Location | None) -> str:
         return ""
     function = "" if location.function == "<module>" else f" in {location.function}"
     return f" at {location}{function}"
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) if shape else "scalar"
 
 
 def _count(things: Iterable[object], noun: str) -> str:

@@ -73,9 +73,7 @@ def blocks(mark: str | None, language: str | None = None) -> list[re.Match[str]]
     """Return README's fenced blocks with a mark before them, or those without."""
     found = _BLOCK.finditer(README.read_text(encoding="utf-8"))
     return [
-        block
-        for block in found
-        if block["mark"] == mark and language in (None, block["language"])
+        block for block in found if block["mark"] == mark and language in (None, block["language"])
     ]
 
 
@@ -114,9 +112,7 @@ def quote_of(example: str) -> str:
     lines = run_example(ROOT / example).output.splitlines()
     first, behind = QUOTES[example]
     start = next(i for i, line in enumerate(lines) if line.startswith(first))
-    end = next(
-        i for i, line in enumerate(lines) if i > start and _is_end(line, behind)
-    )
+    end = next(i for i, line in enumerate(lines) if i > start and _is_end(line, behind))
     return "\n".join(lines[start:end]).rstrip() + "\n"
 
 

@@ -16,8 +16,7 @@ inside an op or leads from an op to a value; the latter are the links that are p
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -27,7 +26,8 @@ from torch import Tensor
 
 from gradtrace._observe import sites
 from gradtrace._observe.forward import Forward
-from gradtrace._observe.identity import Identity, grad_fn_of, is_leaf_node, unwrapped
+from gradtrace._observe.identity import Identity, grad_fn_of, is_leaf_node
+from gradtrace._observe.norms import norm_of
 from gradtrace._tape import (
     Arrival,
     Input,
@@ -39,8 +39,6 @@ from gradtrace._tape import (
     node_of,
     value_of,
 )
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class _Edge(NamedTuple):
@@ -112,69 +110,6 @@ def walk(identity: Identity, roots: Sequence[tuple[Any, int]], *, inner: bool) -
             if new:
                 waiting.append(to)
     return graph
-
-
-def norm_of(gradient: Tensor) -> Tensor | None:
-    """Return the Euclidean norm of a gradient as a tensor of no dimensions, or None.
-
-    Computed in double precision, so that no float32 gradient over- or underflows: zero means that
-    all elements are zero, and an infinity that one of them is not finite.
-
-    Args:
-        gradient: Any shape and layout, floating or complex. Neither changed nor kept.
-
-    Source: torch.linalg.vector_norm, ord=2.
-    """
-    if gradient.is_meta or _dispatches_itself(gradient):
-        return None
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
-        values = unwrapped(gradient.detach())
-        if values.is_sparse:
-            values = values.coalesce().values()
-        elif values.is_nested:
-            values = (
-                values.values() if values.layout is torch.jagged else values.to_padded_tensor(0)
-            )
-        elif values.layout is not torch.strided:
-            values = values.to_dense()
-        return _norm_of_values(values)
-
-
-def _norm_of_values(values: Tensor) -> Tensor:
-    if values.dtype in (torch.float64, torch.complex128):
-        return _norm_of_doubles(values)
-    double = torch.complex128 if values.is_complex() else torch.float64
-    wide = None if values.device.type == "mps" else double  # which has no float64
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    return norm
-
-
-def _dispatches_itself(gradient: Tensor) -> bool:
-    """Whether a subclass would see our own ops (FakeTensor, somebody's logging tensor)."""
-    handler = type(gradient).__torch_dispatch__
-    return handler is not torch._C._disabled_torch_dispatch_impl and type(gradient) not in _PLAIN
-
-
-def _norm_of_doubles(values: Tensor) -> Tensor:
-    """Return the norm of float64 values, scaled so that squares neither overflow nor vanish."""
-    if values.numel() == 0:
-        return torch.zeros((), dtype=torch.float64)
-    largest = torch.linalg.vector_norm(values, ord=float("inf"))
-    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
-    norm: Tensor = torch.linalg.vector_norm(values / scale) * scale
-    return norm
-
-
-@contextlib.contextmanager
-def _no_dispatch_modes() -> Iterator[None]:
-    """Keep other people's dispatch modes (FlopCounterMode, DebugMode) from seeing our own ops."""
-    if not torch._C._len_torch_dispatch_stack():
-        yield
-        return
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        yield
 
 
 class Backward:
@@ -383,11 +318,11 @@ class Backward:
         if norm is not None:
             self._settle(arrival, norm)
 
-    def _settle(self, arrival: Arrival, norm: Tensor) -> None:
-        if norm.device.type == "cpu":
-            arrival.norm = norm.item()
-        else:  # reading it now would wait for the device
+    def _settle(self, arrival: Arrival, norm: float | Tensor) -> None:
+        if isinstance(norm, Tensor):  # reading it now would wait for the device
             self._pending.append((arrival, norm))
+        else:
+            arrival.norm = norm
 
     def settle(self) -> None:
         """Read the norms that wait on devices. Called when the recording ends or is read."""
@@ -519,7 +454,7 @@ class _Watched:
         self.accumulates = accumulates
         self._graph = graph
         self._fired: dict[int, tuple[bool, ...]] = {}
-        self._norms: dict[tuple[int, int], float] = {}
+        self._norms: dict[tuple[int, int], float | Tensor] = {}
         self._edges_wanted = backward._tape.values == "edges"
         self._targets = self._nodes_of(inputs) if inputs else None
         self._hooks: list[Any] = []
@@ -563,7 +498,7 @@ class _Watched:
         for slot, gradient in enumerate(grad_inputs):
             norm = norm_of(gradient) if isinstance(gradient, Tensor) else None
             if norm is not None:
-                self._norms[at, slot] = norm  # type: ignore[assignment]  # read in finish()
+                self._norms[at, slot] = norm
 
     def _at_leaf(self, at: int, grad_outputs: Any) -> None:
         try:

@@ -1,0 +1,93 @@
+"""Norms of gradients, exact about what matters: all zero, not finite, or neither.
+
+A plain norm squares: in float32 it makes zero of 1e-30 and an infinity of 1e30, and either would be
+a wrong verdict. So it is believed only in the range in which squares are safe; outside it the norm
+is taken again with more care.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gradtrace._observe.identity import unwrapped
+
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
+_SAFE: Final = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
+
+
+def norm_of(gradient: Tensor) -> float | Tensor | None:
+    """Return the Euclidean norm of a gradient.
+
+    Args:
+        gradient: Any shape and layout, floating or complex. Neither changed nor kept.
+
+    Returns:
+        A number; for a gradient on a device a tensor without dimensions, since reading it would
+        wait for the device; None where the values cannot be read (a meta tensor) or where a
+        subclass would notice.
+
+    Source: torch.linalg.vector_norm, ord=2.
+    """
+    if gradient.is_meta or _dispatches_itself(gradient):
+        return None
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
+        values = _dense(unwrapped(gradient.detach()))
+        return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
+
+
+def _dense(values: Tensor) -> Tensor:
+    """Return strided values with the same norm."""
+    if values.is_sparse:
+        return values.coalesce().values()
+    if values.is_nested:
+        return values.values() if values.layout is torch.jagged else values.to_padded_tensor(0)
+    return values if values.layout is torch.strided else values.to_dense()
+
+
+def _on_cpu(values: Tensor) -> float:
+    real = values.abs() if values.is_complex() else values
+    kept = real.dtype if real.dtype in _SAFE else torch.float32
+    norm = torch.linalg.vector_norm(real, dtype=kept).item()
+    low, high = _SAFE[kept]
+    return norm if low < norm < high else _careful(real.double()).item()
+
+
+def _on_device(values: Tensor) -> Tensor:
+    real = values.abs() if values.is_complex() else values
+    if real.device.type == "mps":  # has no float64
+        norm: Tensor = torch.linalg.vector_norm(real)
+        return norm
+    return _careful(real.double())
+
+
+def _careful(values: Tensor) -> Tensor:
+    """Return the norm of float64 values, scaled so that squares neither overflow nor vanish."""
+    if values.numel() == 0:
+        return values.new_zeros(())
+    largest = torch.linalg.vector_norm(values, ord=float("inf"))
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    norm: Tensor = torch.linalg.vector_norm(values / scale) * scale
+    return norm
+
+
+def _dispatches_itself(gradient: Tensor) -> bool:
+    """Whether a subclass would see our own ops (FakeTensor, somebody's logging tensor)."""
+    handler = type(gradient).__torch_dispatch__
+    return handler is not torch._C._disabled_torch_dispatch_impl and type(gradient) not in _PLAIN
+
+
+@contextlib.contextmanager
+def _no_dispatch_modes() -> Iterator[None]:
+    """Keep other people's dispatch modes (FlopCounterMode, DebugMode) from seeing our own ops."""
+    if not torch._C._len_torch_dispatch_stack():
+        yield
+        return
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
