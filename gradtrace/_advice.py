@@ -15,7 +15,7 @@ VERDICTS: Final = {
     Status.ZERO: "gradients arrived, and all of them were zero everywhere.",
     Status.NONFINITE: "a NaN or an infinity arrived.",
     Status.CUT: "no gradient arrived; every way to where backward started is cut.",
-    Status.UNUSED: "no gradient arrived; nothing made from it flows into what backward started from.",
+    Status.UNUSED: "no gradient arrived; nothing made from it flows into where backward started.",
     Status.FROZEN: "its requires_grad is False, so no gradient was to be expected.",
     Status.NO_BACKWARD: "no backward pass was started while recording.",
     Status.UNKNOWN: "whether a gradient should have reached it cannot be told.",

@@ -137,7 +137,14 @@ def operands(text: SourceText, node: ast.AST, attribute: bool) -> tuple[str | No
     found = _operand_nodes(node, attribute, text.modules)
     if node in text.value_of:
         found = [*found, text.value_of[node]]
-    return tuple(map(_dotted, _before_star(_flat(found))))
+    return tuple(_dotted(node) for node in _before_star(_flat(found)) if not _is_literal(node))
+
+
+def _is_literal(node: ast.AST) -> bool:
+    """Whether a node is a plain number or text, such as 2 or -1."""
+    if isinstance(node, ast.UnaryOp):
+        return _is_literal(node.operand)
+    return isinstance(node, ast.Constant)
 
 
 def _operand_nodes(node: ast.AST, attribute: bool, modules: set[str]) -> list[ast.AST]:

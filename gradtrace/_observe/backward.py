@@ -123,6 +123,7 @@ class Backward:
         self._announced: list[Pass] = []
         self._uncleared: dict[int, list[int]] = {}
         self._pending: list[tuple[Arrival, Tensor]] = []
+        self._pending_links: list[tuple[Pass, int, Tensor]] = []
         self._pass_nodes: dict[int, int] = {}
         self._leaf_hooks: list[Any] = []
         self._stray: tuple[int, int] | None = None
@@ -324,11 +325,18 @@ class Backward:
         else:
             arrival.norm = norm
 
+    def waits(self, record: Pass, link: int, norm: Tensor) -> None:
+        """Note the norm of a link that is read later."""
+        self._pending_links.append((record, link, norm))
+
     def settle(self) -> None:
         """Read the norms that wait on devices. Called when the recording ends or is read."""
         pending, self._pending = self._pending, []
         for arrival, norm in pending:
             arrival.norm = norm.item()
+        links, self._pending_links = self._pending_links, []
+        for record, link, norm in links:
+            record.links[link] = record.links[link]._replace(norm=norm.item())
 
     def _returned(self, watched: _Watched, inputs: Sequence[Any], result: Sequence[Any]) -> None:
         """Take down what `torch.autograd.grad` returned."""
@@ -523,8 +531,10 @@ class _Watched:
                 continue
             state = self._state(edge, executed)
             norm = self._norms.get((edge.of, edge.slot))
-            value = None if norm is None else float(norm)
-            links.append(new_link((graph.owners[edge.of], edge.value, state, value)))
+            if isinstance(norm, Tensor):
+                self._backward.waits(self.record, len(links), norm)
+                norm = None
+            links.append(new_link((graph.owners[edge.of], edge.value, state, norm)))
         self._graph = _Graph()
 
     def _state(self, edge: _Edge, executed: set[int] | None) -> str:

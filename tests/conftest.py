@@ -1,0 +1,17 @@
+"""What holds for every test: it starts from a seed, and leaves nothing of a recording behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from oracle import leftovers
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    """Fail a test after which a mode, a replacement or an observer is still on."""
+    torch.manual_seed(0)
+    yield
+    assert not leftovers()
