@@ -82,7 +82,8 @@ REMEDIES: Final = {
     ),
     CutKind.NOT_REQUIRED: (
         "Call `requires_grad_()` before the first use, not after it: autograd's history is written"
-        " while an op runs."
+        " while an op runs. Where it was switched off for this use on purpose (a frozen network in"
+        " another one's step), gradients still pass to what came before."
     ),
     CutKind.FIRST_ORDER: (
         "Pass `create_graph=True` to the backward or grad call whose gradients are used in a later"

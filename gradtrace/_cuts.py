@@ -94,6 +94,13 @@ STOPS: Final = {
     "shared storage": CutKind.COPY,
 }
 
+_BY_FLAVOUR: Final = {
+    "within_copy": CutKind.COPY,
+    "through_data": CutKind.DATA,
+    "pass": CutKind.FIRST_ORDER,
+    "checkpoint": CutKind.NO_GRAD,
+}
+
 # Ops without a derivative although their result can be floating.
 _NO_DERIVATIVE: Final = frozenset(
     """
@@ -105,29 +112,23 @@ _NO_DERIVATIVE: Final = frozenset(
 )
 
 
-def stop_kind(
-    op: str, grad_mode: str, flavour: str, floating: bool, inside_copy: bool = False
-) -> CutKind:
+def stop_kind(op: str, grad_mode: str, flavour: str, floating: bool) -> CutKind:
     """Name what stops a gradient at an op through which none passes.
 
     Args:
         op: The op's name.
         grad_mode: "grad", "no_grad" or "inference_mode" while it ran.
-        flavour: "function" for a custom Function, "checkpoint" for re-entrant checkpointing, ...
+        flavour: "function" for a custom Function, "checkpoint" for re-entrant checkpointing,
+            "within_copy" inside `copy.deepcopy`, "through_data" for a write through `.data`.
         floating: Whether its result is floating or complex, so that it could carry a gradient.
-        inside_copy: Whether it ran inside `copy.deepcopy`.
 
     Returns:
         The kind. The nearest reason wins: a detach under no_grad is a detach.
     """
-    if inside_copy:
-        return CutKind.COPY
+    if flavour in _BY_FLAVOUR:
+        return _BY_FLAVOUR[flavour]
     if op in STOPS:
         return STOPS[op]
-    if flavour == "pass":
-        return CutKind.FIRST_ORDER
-    if flavour == "checkpoint":
-        return CutKind.NO_GRAD
     if not floating or op in _NO_DERIVATIVE:
         return CutKind.NO_GRADIENT if flavour == "function" else CutKind.NON_DIFFERENTIABLE
     if grad_mode == "no_grad":

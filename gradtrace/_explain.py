@@ -7,6 +7,7 @@ the live one did.
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class _Explainer:
     def _arrivals(self) -> Iterator[str]:
         for gradient in self._gradients[:3]:
             norm = "not looked at" if gradient.norm is None else f"{gradient.norm:.4g}"
-            cleared = f", cleared at {gradient.cleared}" if gradient.cleared else ""
+            cleared = f", cleared{_at(gradient.cleared)}" if gradient.cleared else ""
             yield f"  arrived in pass {gradient.backward_pass}: norm {norm}{cleared}"
         if len(self._gradients) > 3:
             yield f"  ... and in {len(self._gradients) - 3} more"
@@ -130,12 +131,19 @@ class _Explainer:
         if cut.source:
             yield f"       {cut.source}"
         if cut.called_from is not None:
-            yield f"       called from {cut.called_from} in {cut.called_from.function}"
+            yield f"       called from{_at(cut.called_from).removeprefix(' at')}"
         if cut.module:
             yield f"       in module {cut.module}"
         if cut.passes:
             yield f"       in backward pass {', '.join(map(str, cut.passes))}"
-        yield f"       way: {self._way(cut)}"
+        yield from textwrap.wrap(
+            f"way: {self._way(cut)}",
+            100,
+            initial_indent=" " * 7,
+            subsequent_indent=" " * 12,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
     def _way(self, cut: Cut) -> str:
         """Return a way through a cut in words: `X -> add (K) -> detach // -> mul (L)`."""
@@ -291,7 +299,13 @@ def _at(location: Location | None) -> str:
     if location is None:
         return ""
     function = "" if location.function == "<module>" else f" in {location.function}"
-    return f" at {location}{function}"
+    return f" at {_near(location)}{function}"
+
+
+def _near(location: Location) -> str:
+    """Return a place as one reads and clicks it: below the working folder without that folder."""
+    here = os.path.join(os.getcwd(), "")
+    return f"{location.file.removeprefix(here)}:{location.line}"
 
 
 def _count(things: Iterable[object], noun: str) -> str:

@@ -229,12 +229,6 @@ class Flow:
         return self._upstream(node for roots in self._roots.values() for node, _ in roots)
 
     @cached_property
-    def _leads_to_root_of(self) -> dict[int, frozenset[int]]:
-        return {
-            index: self._upstream(node for node, _ in roots) for index, roots in self._roots.items()
-        }
-
-    @cached_property
     def leads_to_end(self) -> frozenset[int]:
         """Nodes from which data leads to where it ends outside autograd: an escape, a write."""
         ends = (n for n, f in self.nodes.items() if f["kind"] == "escape" or self._is_write(n))
@@ -261,6 +255,8 @@ class Flow:
         facts, consumer = edge.facts, self.nodes[edge.consumer]
         if not (facts["requires_grad"] and requires_grad) or facts["linked"] is False:
             return False
+        if consumer["flavour"] == "through_data" and not facts["linked"]:
+            return False
         if consumer["op"] in STOPS and consumer["kind"] == "op" and not facts["linked"]:
             return bool(consumer["grad_fn"] is not None)
         if facts["captured"] and not facts["linked"]:
@@ -272,15 +268,10 @@ class Flow:
         facts, consumer = edge.facts, self.nodes[edge.consumer]
         if not facts["requires_grad"] and self._requires_grad(edge):
             return CutKind.NOT_REQUIRED
-        if requires_grad and consumer["flavour"] != "pass":
+        flavour = consumer["flavour"]
+        if requires_grad and flavour not in ("pass", "through_data"):
             return STOPS.get(consumer["op"], CutKind.NO_GRADIENT)
-        return stop_kind(
-            consumer["op"],
-            consumer["grad_mode"],
-            consumer["flavour"],
-            is_floating(dtype),
-            consumer["flavour"] == "within_copy",
-        )
+        return stop_kind(consumer["op"], consumer["grad_mode"], flavour, is_floating(dtype))
 
     def _requires_grad(self, edge: Edge) -> bool:
         """Whether what stands at an edge's beginning came to require a gradient, if too late."""
@@ -317,7 +308,7 @@ class Flow:
                     if edge.consumer not in seen:
                         seen.add(edge.consumer)
                         waiting.append(Spot(edge.consumer))
-        interrupted = self._see_passes(spot.node, connected, seen, stops)
+        interrupted = self._see_passes(connected, seen, stops)
         unseen = tuple(n for n in seen if self.nodes[n]["flavour"] == "unseen" and n != spot.node)
         return Reach(
             tuple(stops.values()), tuple(connected), interrupted, unseen, self._has_path(spot)
@@ -354,46 +345,29 @@ class Flow:
 
     def _see_passes(
         self,
-        start: int,
         connected: list[Edge],
         seen: set[int],
         stops: dict[tuple[int, CutKind], Stop],
     ) -> tuple[int, ...]:
         """Add the cuts that only a backward pass shows, and return the passes that broke off."""
-        interrupted = []
-        for index, roots in self._roots.items():
-            if not any(node in seen for node, _ in roots):
-                continue
-            upstream = self._leads_to_root_of[index]
-            if start == next((node for node, _ in roots), None):
-                continue
-            missed = self._see_pass(index, [e for e in connected if e.consumer in upstream], stops)
-            if missed:
-                interrupted.append(index)
-        return tuple(interrupted)
-
-    def _see_pass(
-        self, index: int, connected: list[Edge], stops: dict[tuple[int, CutKind], Stop]
-    ) -> bool:
-        arrived = {edge.producer for edge in connected if index in edge.facts["reached"]}
-        arrived |= {node for node, _ in self._roots[index]}
-        missed = False
+        broken = {
+            done.index
+            for done in self.passes
+            if done.error is not None and any(n in seen for n, _ in self._roots[done.index])
+        }
         for edge in connected:
-            facts = edge.facts
-            if index in facts["reached"] or edge.consumer not in arrived:
-                continue
-            if index in facts["undefined"]:
-                kind = CutKind.NO_GRADIENT
-            elif index in facts["not_requested"]:
-                kind = CutKind.NOT_REQUESTED
-            else:
-                missed |= index in facts["missed"] or not facts["linked"]
-                continue
-            key = (edge.consumer, kind)
-            before = stops.get(key)
-            passes = (index,) if before is None else (*before.passes, index)
-            stops[key] = Stop(edge.consumer, kind, passes, edge.producer)
-        return missed
+            facts, consumer = edge.facts, self.nodes[edge.consumer]
+            arrived = (*consumer["reached"], *consumer["root_of"])
+            for kind, passes in (
+                (CutKind.NO_GRADIENT, facts["undefined"]),
+                (CutKind.NOT_REQUESTED, facts["not_requested"]),
+            ):
+                here = tuple(index for index in passes if index in arrived)
+                if here:
+                    before = stops.get((edge.consumer, kind))
+                    here = tuple(dict.fromkeys((*(before.passes if before else ()), *here)))
+                    stops[edge.consumer, kind] = Stop(edge.consumer, kind, here, edge.producer)
+        return tuple(sorted(broken))
 
     # -- ways ------------------------------------------------------------------------------------
 
@@ -458,17 +432,19 @@ class Flow:
 
     def status(self, spot: Spot) -> Status:
         """Return what became of a tensor's gradient over the whole recording."""
+        norms = [gradient.norm for gradient in self.gradients_at(spot.node)]
+        if norms:
+            return _status_of(norms)
         if not self.requires_grad(spot):
             return Status.FROZEN
         if not self.passes:
             return Status.NO_BACKWARD
-        norms = [gradient.norm for gradient in self.gradients_at(spot.node)]
-        if norms:
-            return _status_of(norms)
         return Status.REACHED if self._is_reached(spot) else self._status_unreached(spot)
 
     def requires_grad(self, spot: Spot) -> bool:
         """Whether a tensor requires a gradient, or came to."""
+        if self.nodes[spot.node]["kind"] != "op":
+            return bool(self.nodes[spot.node]["requires_grad"])
         uses = [edge.facts["requires_grad"] for edge in self._uses(spot)]
         if spot.output is None or not uses:
             return bool(self.nodes[spot.node]["requires_grad"])
@@ -523,9 +499,7 @@ class Flow:
         if edge.facts["weak"]:
             if start in consumer["writes_to"] or not consumer["writes_to"]:
                 return None
-            kind = stop_kind(consumer["op"], consumer["grad_mode"], "", True)
-            if kind is CutKind.NON_DIFFERENTIABLE:
-                kind = CutKind.DATA
+            kind = stop_kind(consumer["op"], consumer["grad_mode"], consumer["flavour"], True)
             return Stop(edge.consumer, kind, (), edge.producer)
         results = [f for f in self._out[edge.consumer] if f.consumer in self.leads_to_end]
         if not results or any(self._connects(edge, f.facts["requires_grad"]) for f in results):

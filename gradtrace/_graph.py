@@ -84,7 +84,7 @@ class _Builder:
             if node is None or node.kind == "escape":
                 continue
             last_here = node.site is not None and node.site != following
-            following = node.site
+            following = node.site or following
             given = self._tape.names.get(number)
             if given is not None:
                 names[number << OUTPUT_BITS] = self._word(given)
@@ -131,7 +131,7 @@ class _Builder:
             "grad_fn": first.grad_fn,
             "module": self._word(node.module),
             **_place(node.site, node.called_from),
-            "requires_grad": first.requires_grad or number in self._tape.required,
+            "requires_grad": self._requires_grad(number << OUTPUT_BITS),
             "shape": tuple(map(int, first.shape)) if node.outputs else None,
             "dtype": None if first.dtype is None else _torch_word(first.dtype),
             "device": None if first.device is None else str(first.device),
@@ -260,7 +260,10 @@ class _Builder:
             graph.nodes[number]["reached"] = tuple(sorted(passes))
 
     def _requires_grad(self, value: int) -> bool:
-        return self._output(value).requires_grad or node_of(value) in self._tape.required
+        node = node_of(value)
+        if node in self._tape.frozen:
+            return False
+        return self._output(value).requires_grad or node in self._tape.required
 
     def _graph_attributes(self) -> Attributes:
         tape = self._tape
@@ -363,5 +366,8 @@ def is_direct(node: Node, op: str | None = None) -> bool:
     if node.site is None or op is None:
         return False
     text = _source.expression(node.site.code, node.site.lasti) or ""
-    name = op.removesuffix(" =")
-    return not text.endswith(")") or bool(re.search(rf"\b{re.escape(name)}\(", text))
+    if not text.endswith(")"):
+        return True
+    # A function's own op can have a longer name: `F.cross_entropy` calls `cross_entropy_loss`.
+    called = re.findall(r"(\w+)\(", text)
+    return any(op.removesuffix(" =").startswith(name) for name in called)

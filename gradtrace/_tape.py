@@ -100,7 +100,7 @@ class Node(NamedTuple):
     grad_mode: str  # "grad", "no_grad" or "inference_mode"
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
-    flavour: str = ""  # "function", "checkpoint", "unseen", "parameter", "pass", "within_copy"
+    flavour: str = ""  # what kind of op or leaf, where it matters; see `_cuts.stop_kind`
     alias_of: int | None = None  # the node whose storage the result shares
     writes_to: tuple[int, ...] = ()  # leaves that it started anew, outside autograd's sight
 
@@ -171,6 +171,7 @@ class Tape:
     roots: list[str] = field(default_factory=list)  # names of the outermost modules
     models_given: bool = False  # whether other names stand beside those from the roots
     required: set[int] = field(default_factory=set)  # nodes that came to require grad later on
+    frozen: set[int] = field(default_factory=set)  # leaves that did not require it in the end
     aliased_outputs: dict[int, Output] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
     edits: int = 0  # counts changes that no list's length shows
@@ -187,5 +188,7 @@ class Tape:
             len(self.passes),
             len(self.arrivals),
             len(self.names),
+            len(self.required),
+            len(self.frozen),
             self.edits,
         )

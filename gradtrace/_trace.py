@@ -281,6 +281,11 @@ class Trace:
         try:
             return self._now.by_name[name]
         except KeyError:
+            if any(sign in name for sign in "*?["):
+                raise UnknownNameError(
+                    f"{name!r} is a pattern, and one tensor is asked for. Patterns fit reached() and"
+                    f" the assertions; here give a name. {self._known(name)}"
+                ) from None
             raise UnknownNameError(
                 f"this trace has no tensor named {name!r}. {self._known(name)}"
             ) from None
@@ -288,7 +293,7 @@ class Trace:
     def _known(self, name: str) -> str:
         names = list(self._now.by_name)
         return (
-            f"{nearest(name, names)}All {len(self.leaves)} leaves are in trace.leaves;"
+            f"{nearest(name, names)}All {len(names)} names are in trace.leaves and trace.ops;"
             " record(names={...}) gives others."
         )
 

@@ -370,7 +370,9 @@ class Forward(TorchFunctionMode):
         if not inputs and not written and not any(grad_fn_of(t) for t in outputs):
             self._add_sources(call, outputs, frame)
             return
-        self.add_op(call.name, inputs, outputs, self.where(frame), written=written)
+        flavour = "through_data" if any(map(self._is_silent, written)) else ""
+        where = self.where(frame)
+        self.add_op(call.name, inputs, outputs, where, flavour=flavour, written=written)
 
     def _written_outputs(
         self,
@@ -391,8 +393,9 @@ class Forward(TorchFunctionMode):
         if leaves and inputs:
             # Which of several tensors (`_foreach_*`) went into which leaf is not known.
             target = tuple(leaves) if len(written) == 1 else ()
+            silent = "through_data" if any(map(self._is_silent, written)) else ""
             where, mode = self.where(frame), grad_mode()
-            self._tape.add(Node("op", call.name, *where, mode, inputs, (), writes_to=target))
+            self._tape.add(Node("op", call.name, *where, mode, inputs, (), silent, None, target))
         if call.name in ("zero_", "_foreach_zero_"):
             self._notice_clearing(outputs, frame)
         return outputs

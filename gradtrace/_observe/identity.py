@@ -176,7 +176,8 @@ class Identity:
             number = len(self._tape.aliased_outputs) % (INSIDE - 2**10) + 2**10
             value = value_of(write, number)
             self._tape.aliased_outputs[value] = describe(tensor)
-            self.mark(tensor, value)
+            if self._by_grad_fn(tensor) is None:  # a write through `.data` leaves the grad_fn
+                self.mark(tensor, value)
             return self.remember(tensor, value)
         found = self._by_grad_fn(tensor)
         return self.remember(tensor, entry.value if found is None else found)

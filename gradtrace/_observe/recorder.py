@@ -75,13 +75,15 @@ class Recorder:
             self._add_named()
 
     def _notice_requirements(self) -> None:
-        """Note which data came to require a gradient after it was taken."""
+        """Note which data came to require a gradient after it was taken, and which leaves don't."""
         tape = self.tape
         for tensor, value in self.identity.living():
             node = tape.nodes[node_of(value)]
             if node is not None and node.kind == "input" and tensor.requires_grad:
-                tape.edits += node_of(value) not in tape.required
                 tape.required.add(node_of(value))
+            elif node is not None and node.kind == "leaf":
+                change = tape.frozen.discard if tensor.requires_grad else tape.frozen.add
+                change(node_of(value))
 
     def _add_named(self) -> None:
         """Name the leaves that were met before their module was, and add those never met."""
