@@ -67,6 +67,11 @@ SHAPE_ONLY_ARGUMENTS: Final = {
     "set_": frozenset({0}),
 }
 
+# Ops with several results, each made from one input alone.
+PAIRWISE: Final = frozenset(
+    {"broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"}
+)
+
 # SHAPE_ONLY ops that take data too, beside the tensor whose shape they read.
 _WITH_DATA: Final = frozenset({"full_like", "new_full", "fill_"})
 SHAPE_ONLY_ENTIRELY: Final = SHAPE_ONLY - _WITH_DATA

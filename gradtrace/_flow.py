@@ -255,7 +255,8 @@ class Flow:
         facts, consumer = edge.facts, self.nodes[edge.consumer]
         if not (facts["requires_grad"] and requires_grad) or facts["linked"] is False:
             return False
-        if consumer["flavour"] == "through_data" and not facts["linked"]:
+        outside = consumer["flavour"] == "through_data" or consumer["grad_mode"] != "grad"
+        if outside and not facts["linked"]:
             return False
         if consumer["op"] in STOPS and consumer["kind"] == "op" and not facts["linked"]:
             return bool(consumer["grad_fn"] is not None)
@@ -269,7 +270,8 @@ class Flow:
         if not facts["requires_grad"] and self._requires_grad(edge):
             return CutKind.NOT_REQUIRED
         flavour = consumer["flavour"]
-        if requires_grad and flavour not in ("pass", "through_data"):
+        outside = flavour in ("pass", "through_data") or consumer["grad_mode"] != "grad"
+        if requires_grad and not outside:
             return STOPS.get(consumer["op"], CutKind.NO_GRADIENT)
         return stop_kind(consumer["op"], consumer["grad_mode"], flavour, is_floating(dtype))
 
@@ -303,6 +305,8 @@ class Flow:
             for edge in self._uses(waiting.pop()):
                 if edge.facts["weak"] or edge.consumer not in self.leads_to_root:
                     continue
+                if self._is_dead_end(edge):
+                    continue
                 if self._step(edge, stops):
                     connected.append(edge)
                     if edge.consumer not in seen:
@@ -313,6 +317,10 @@ class Flow:
         return Reach(
             tuple(stops.values()), tuple(connected), interrupted, unseen, self._has_path(spot)
         )
+
+    def _is_dead_end(self, edge: Edge) -> bool:
+        """Whether an op's result requires no grad, as indices beside values: it was cut there."""
+        return self.nodes[edge.producer]["kind"] == "op" and not edge.facts["requires_grad"]
 
     def _has_path(self, spot: Spot) -> bool:
         if self._is_root(spot):

@@ -15,6 +15,7 @@ from typing import Any, Final
 import networkx as nx
 
 from gradtrace import _source
+from gradtrace._cuts import STOPS
 from gradtrace._tape import (
     OUTPUT_BITS,
     OUTPUT_MASK,
@@ -153,11 +154,11 @@ class _Builder:
         links = dict(self._links.get(number, {}))
         nth: dict[int, int] = defaultdict(int)
         for slot, given in enumerate(inputs):
-            found = self._found_links(given.value, uses, links)
+            found = self._found_links(given.value, links)
             states = _states(found, nth[given.value], uses[given.value])
             nth[given.value] += 1
             weak = (node.kind == "op" and not node.outputs) or (
-                not found and self._is_rebased(given.value, links)
+                given.target and not found and self._is_rebased(given.value, links)
             )
             facts = self._edge_attributes(number, slot, given, states, weak=weak)
             yield node_of(given.value), facts
@@ -166,12 +167,12 @@ class _Builder:
             unseen = Input(value, True)
             yield node_of(value), self._edge_attributes(number, slot, unseen, states, weak=False)
 
-    def _found_links(self, value: int, uses: Counter[int], links: dict[int, ByPass]) -> ByPass:
+    def _found_links(self, value: int, links: dict[int, ByPass]) -> ByPass:
         """Return an input's links. Writes give one tensor several values; any of them will do."""
         if value in links:
             return links[value]
         node = node_of(value)
-        twins = (v for v in links if node_of(v) == node and v not in uses)
+        twins = (v for v in links if node_of(v) == node)
         return next((links[v] for v in twins if self._is_written(v) or self._is_written(value)), {})
 
     def _unseen_links(self, links: dict[int, ByPass], uses: Counter[int]) -> list[int]:
@@ -199,7 +200,7 @@ class _Builder:
         node: int | None = node_of(value)
         while node is not None:
             entry = self._tape.nodes[node]
-            node = None if entry is None else entry.alias_of
+            node = None if entry is None or entry.op in STOPS else entry.alias_of
             if node in linked:
                 return True
         return False

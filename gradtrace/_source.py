@@ -106,8 +106,8 @@ def argument_names(code: CodeType, lasti: int) -> tuple[str | None, ...]:
     """Return the names of the expression's operands, in order; None for one that is no name.
 
     `K.mul(w[0], 2)` gives ("K", None): the receiver first, unless it is a module (`torch.mul`), and
-    no literals. Keyword arguments follow the others. The elements of a list or tuple are operands themselves.
-    After a starred argument the order is not known, and the names end.
+    no literals. Keyword arguments follow the others. The elements of a list or tuple are operands
+    themselves. After a starred argument the order is not known, and the names end.
     """
     return _place(code, lasti).arguments
 

@@ -87,6 +87,7 @@ class Input(NamedTuple):
     value: int
     requires_grad: bool
     captured: bool = False  # a custom Function met it by closure or in a container, not as argument
+    target: bool = False  # the op wrote to it
 
 
 class Node(NamedTuple):

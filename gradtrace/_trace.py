@@ -283,8 +283,8 @@ class Trace:
         except KeyError:
             if any(sign in name for sign in "*?["):
                 raise UnknownNameError(
-                    f"{name!r} is a pattern, and one tensor is asked for. Patterns fit reached() and"
-                    f" the assertions; here give a name. {self._known(name)}"
+                    f"{name!r} is a pattern, and one tensor is asked for. Patterns fit reached()"
+                    f" and the assertions; here give a name. {self._known(name)}"
                 ) from None
             raise UnknownNameError(
                 f"this trace has no tensor named {name!r}. {self._known(name)}"

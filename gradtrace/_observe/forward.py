@@ -131,6 +131,7 @@ class Call:
         "name",
         "no_data",
         "out_of",
+        "pairwise",
         "shares",
         "special",
         "twin",
@@ -140,6 +141,7 @@ class Call:
         self.name = name = name_of(func)
         self.metadata = name in _cuts.METADATA
         self.escape = name in _cuts.ESCAPES
+        self.pairwise = name in _cuts.PAIRWISE
         self.shares = name in _cuts.SHARING_ESCAPES
         self.no_data = name in _cuts.SHAPE_ONLY_ENTIRELY
         self.out_of = _cuts.SHAPE_ONLY_ARGUMENTS.get(name, frozenset())
@@ -196,7 +198,8 @@ class Forward(TorchFunctionMode):
         self.function: Function | None = None
         self.copying = 0
         self.paused = 0
-        self._data_storages: set[int] = set()  # memory that a `.data` shares
+        # Memory that a `.data` shares -> whether the tensor it was read from requires grad.
+        self._data_storages: dict[int, bool] = {}
         self.backward_of: dict[int, int] = {}  # leaf node -> the pass that last filled its .grad
         self.gradient_of: dict[int, int] = {}  # value of a .grad tensor -> leaf node
         self.run_backward: Callable[..., Any] = lambda func, args, kwargs, frame: func(
@@ -280,9 +283,19 @@ class Forward(TorchFunctionMode):
         if not (call.in_place or "out" in kwargs):
             return inputs, ()
         written = self._written(call, args, kwargs)
-        for tensor in written:
-            self._identity.value(tensor)  # what it was is to be known before it is changed
-        return inputs, written
+        targets = {self._identity.value(t): self._keeps_history(t) for t in written}
+        kept = (given for given in inputs if not targets.get(given.value, False))
+        return tuple(g._replace(target=True) if g.value in targets else g for g in kept), written
+
+    def _keeps_history(self, tensor: Tensor) -> bool:
+        """Whether a write goes past the history of its target, to which autograd still leads.
+
+        What the target held before is then no way of its own through the write.
+        """
+        owner_requires_grad = self._data_storages.get(storage_of(tensor))
+        if owner_requires_grad is not None:
+            return owner_requires_grad
+        return tensor.requires_grad and not torch.is_grad_enabled()
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -325,7 +338,7 @@ class Forward(TorchFunctionMode):
         found = []
         for arg in args:
             if isinstance(arg, Tensor):
-                found.append(new_input((value(arg), arg.requires_grad, False)))
+                found.append(new_input((value(arg), arg.requires_grad, False, False)))
             elif isinstance(arg, (tuple, list, dict)):
                 found += [Input(value(each), each.requires_grad) for each in tensors_in((arg,))]
         return tuple(found)
@@ -372,7 +385,20 @@ class Forward(TorchFunctionMode):
             return
         flavour = "through_data" if any(map(self._is_silent, written)) else ""
         where = self.where(frame)
+        if call.pairwise and len(outputs) > 1:
+            self._add_pairs(call, inputs, outputs, where)
+            return
         self.add_op(call.name, inputs, outputs, where, flavour=flavour, written=written)
+
+    def _add_pairs(
+        self, call: Call, inputs: tuple[Input, ...], outputs: list[Tensor], where: sites.Sites
+    ) -> None:
+        """Put a call on the tape each of whose results is made from one of its inputs alone."""
+        if len(inputs) != len(outputs):
+            self.add_op(call.name, inputs, outputs, where)
+            return
+        for given, output in zip(inputs, outputs, strict=True):
+            self.add_op(call.name, (given,), [output], where)
 
     def _written_outputs(
         self,
@@ -440,7 +466,9 @@ class Forward(TorchFunctionMode):
         for at, (tensor, (output, grad_fn)) in enumerate(zip(outputs, facts, strict=True)):
             value = value_of(node, at)
             self._identity.settle(tensor, plain[at], value, grad_fn)
-            if output.requires_grad and grad_fn is None:
+            # A view of a leaf that is taken under no_grad calls itself a leaf, and is none to people.
+            is_view = plain[at]._is_view() and not torch.is_grad_enabled()
+            if output.requires_grad and grad_fn is None and not is_view:
                 self._identity.leaf_made_by_op(tensor, value, where)
         for tensor in written:
             self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
@@ -472,7 +500,7 @@ class Forward(TorchFunctionMode):
         """`.data`, and its like: the result shares memory but no version counter."""
         result = self.record(call, func, args, kwargs, frame, watch)
         with watch():
-            self._data_storages.add(storage_of(args[0]))
+            self._data_storages[storage_of(args[0])] = args[0].requires_grad
         return result
 
     def _set_data(

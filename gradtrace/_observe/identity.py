@@ -327,8 +327,12 @@ class Identity:
         storage = storage_of(plain)
         if storage:
             self._storages[storage] = entry
-        if grad_fn is not None:
+        if grad_fn is not None and self._is_new(grad_fn, plain.output_nr):
             self._mark_node(grad_fn, plain.output_nr, value)
+
+    def _is_new(self, grad_fn: Any, output_nr: int) -> bool:
+        """Whether a result's grad_fn is its maker's: a write under no_grad leaves an older one."""
+        return torch.is_grad_enabled() or self.at_edge(grad_fn, output_nr) is None
 
     def mark(self, tensor: Tensor, value: int) -> None:
         """Write a value's number on the autograd node that made a tensor."""
@@ -370,6 +374,9 @@ class Identity:
         if storage:
             self._writes[storage] = node
             self.silent_writes |= silent
+        base = tensor._base if tensor._is_view() and torch.is_grad_enabled() else None
+        if base is not None and base.requires_grad:
+            self.mark(base, node << OUTPUT_BITS)  # autograd makes of it a write to the base
 
     def exported(self, tensor: Tensor) -> None:
         """Note that memory was handed out of torch's sight, as to NumPy."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 import networkx as nx
 
-from gradtrace._errors import ExportError, LayoutError
+from gradtrace._errors import ExportError, LayoutError, nearest
 from gradtrace._render.dot import scene_to_dot
 from gradtrace._render.layout import TIMEOUT, lay_out
 from gradtrace._render.scene import build_scene
@@ -36,8 +36,14 @@ class Options(TypedDict, total=False):
     limit: int
 
 
-def to_dot(graph: nx.MultiDiGraph, analysis: Analysis, **options: Unpack[Options]) -> str:
-    """Return the picture of a graph in the DOT language."""
+def to_dot(graph: nx.MultiDiGraph, analysis: Analysis, /, **options: Unpack[Options]) -> str:
+    """Return the picture of a graph in the DOT language.
+
+    Raises:
+        ExportError: There is no such option, or it is none of the values that it can be.
+        UnknownNameError: `focus` names nothing in this graph.
+    """
+    _check(options)
     return scene_to_dot(build_scene(graph, analysis, **options))
 
 
@@ -45,6 +51,7 @@ def render(
     graph: nx.MultiDiGraph,
     analysis: Analysis,
     suffix: str,
+    /,
     *,
     timeout: float = TIMEOUT,
     **options: Unpack[Options],
@@ -59,7 +66,7 @@ def render(
         **options: What to draw.
 
     Raises:
-        ExportError: There is no such suffix, or this machine cannot write it.
+        ExportError: There is no such suffix or option, or this machine cannot write it.
         LayoutError: The layout program is missing, failed, or took too long even so.
         UnknownNameError: `focus` names nothing in this graph.
     """
@@ -68,7 +75,41 @@ def render(
             f"no picture has the suffix {suffix!r}. Pictures are {', '.join(SUFFIXES)}; choose "
             "one of these as the end of the file's name."
         )
+    _check({**options, "timeout": timeout})
     return _RENDERERS[suffix](graph, analysis, timeout, options)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in _VALUES:
+            raise ExportError(
+                f"a picture has no option {name!r} (it was given {value!r}). "
+                f"{nearest(name, _VALUES)}The options are {', '.join(_VALUES)}; choose one of "
+                "these, or leave it out."
+            )
+        fits, wanted = _VALUES[name]
+        if not fits(value):
+            raise ExportError(
+                f"{name}={value!r} was given for a picture, where {wanted} fits. Change it, or "
+                f"leave it out; the options are {', '.join(_VALUES)}."
+            )
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_VALUES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "full": (lambda value: isinstance(value, bool), "True or False"),
+    "depth": (lambda value: value is None or _is_whole(value, 0), "None or a number of levels"),
+    "focus": (lambda value: value is None or isinstance(value, str), "None or a tensor's name"),
+    "limit": (lambda value: _is_whole(value, 1), "a number of boxes, 1 or more,"),
+    "timeout": (_is_seconds, "a number of seconds above 0"),
+}
 
 
 def _write(graph: nx.MultiDiGraph, analysis: Analysis, _: float, options: Options) -> bytes:

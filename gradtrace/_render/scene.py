@@ -20,6 +20,7 @@ from gradtrace._render.wording import (
     node_hint,
     node_place,
     pass_count,
+    passes_phrase,
     passes_text,
     place,
     printable,
@@ -32,6 +33,8 @@ USES = 20  # arrows out of one box: dot takes seconds for 100 and minutes for 20
 _USES_OF_A_COPY = 10
 _PLACES_SHOWN = 3
 _CODE_WIDTH = 36
+_OP_WIDTH = 34
+_RESULT_WIDTH = 28  # a variable's name before its op
 
 
 class Kind(StrEnum):
@@ -57,6 +60,7 @@ class Sample(StrEnum):
     ROOT = "root"
     REACHED = "reached"
     NOT_REACHED = "not reached"
+    PLAIN = "plain"
     PASSES = "passes"
 
 
@@ -74,6 +78,8 @@ class Box:
             is counted in exactly one box.
         status: The verdict to show: of a leaf, of leaves of one status, or of a copied leaf.
         roots: Backward passes that start here.
+        passes: In words the passes that reached a leaf, or that all solid arrows of the box agree
+            on; "" in a trace of fewer than two.
         frame: Dotted path of the module around it, "" outside any.
         nodes: Nodes of the graph that it stands for; none for a copy.
         hint: What is known of its place in the program.
@@ -87,6 +93,7 @@ class Box:
     verdicts: tuple[tuple[Status, int], ...] = ()
     status: Status | None = None
     roots: tuple[int, ...] = ()
+    passes: str = ""
     frame: str = ""
     nodes: tuple[int, ...] = ()
     hint: str = ""
@@ -100,13 +107,16 @@ class Arrow:
         tail: Box that made them.
         head: Box that took them.
         reached: Passes in which a gradient came back along it; solid where there are some.
+        plain: Whether it is dashed because no leaf that wants a gradient flows into it.
         label: Name of the tensor, "" where it has none or its box says it already.
-        passes: The same passes in words, "" in a trace of fewer than two.
+        passes: The same passes in words, "" in a trace of fewer than two, and where a box at
+            either end says it for all its arrows.
     """
 
     tail: int
     head: int
     reached: tuple[int, ...]
+    plain: bool = False
     label: str = ""
     passes: str = ""
 
@@ -173,6 +183,7 @@ def build_scene(
     plan, groups = group(view, limit, full=full, depth=depth)
     boxes = tuple(_box(view, plan, key, nodes) for key, nodes in groups.items())
     boxes, arrows = _copy_busy(view, boxes, tuple(_arrows(view, boxes)))
+    boxes, arrows = _tell_passes(view, tuple(_unframed(boxes)), arrows)
     return Scene(
         boxes=boxes,
         arrows=arrows,
@@ -230,15 +241,16 @@ def _kind(data: Mapping[str, Any]) -> Kind:
 def _title(data: Mapping[str, Any], frame: str = "") -> str:
     """Return what a node is called; inside the frame of its module without the module's path."""
     if data["kind"] in {"leaf", "input"}:
-        return name_text(data["name"] or "unnamed", frame)
+        return name_text(data["name"] or "data", frame)
     if _kind(data) is Kind.CUT:
         return _cut_title(data)
-    return shorten(f"{data['name']} = {data['op']}" if data["name"] else data["op"] or "op")
+    op = shorten(data["op"] or "op", _OP_WIDTH)
+    return f"{shorten(data['name'], _RESULT_WIDTH)} = {op}" if data["name"] else op
 
 
 def _cut_title(data: Mapping[str, Any]) -> str:
     kind, op = data["cut"], data["op"]
-    return shorten(kind if op in {kind, None} else f"{kind}: {op}")
+    return str(kind) if op in {kind, None} else f"{kind}: {shorten(op, _OP_WIDTH)}"
 
 
 def _facts(kind: Kind, data: Mapping[str, Any]) -> Iterator[str]:
@@ -361,13 +373,16 @@ def _arrows(view: View, boxes: Iterable[Box]) -> Iterator[Arrow]:
     """Yield one arrow for all edges between two boxes that are alike."""
     owner = {node: box for box in boxes for node in box.nodes}
     alike: defaultdict[tuple[int, int, object], list[Mapping[str, Any]]] = defaultdict(list)
+    wanted: set[tuple[int, int, object]] = set()
     for tail, head, edge in view.graph.edges(view.nodes, data=True):
         if head in owner and owner[tail] is not owner[head] and _is_shown(view, tail, edge):
-            alike[_arrow_key(owner[tail], owner[head], edge)].append(edge)
+            key = _arrow_key(owner[tail], owner[head], edge)
+            alike[key].append(edge)
+            if edge["reached"] or tail in view.wanting:
+                wanted.add(key)
     named = {box.id: _names(view, box) for box in boxes}
-    total = pass_count(view.graph)
-    for (tail, head, _), edges in alike.items():
-        yield _arrow(tail, head, edges, named[tail], total)
+    for key, edges in alike.items():
+        yield _arrow(*key[:2], edges, named[key[0]], plain=key not in wanted)
 
 
 def _is_shown(view: View, tail: int, edge: Mapping[str, Any]) -> bool:
@@ -386,7 +401,12 @@ def _names(view: View, box: Box) -> set[str | None]:
 
 
 def _arrow(
-    tail: int, head: int, edges: Sequence[Mapping[str, Any]], said: set[str | None], total: int
+    tail: int,
+    head: int,
+    edges: Sequence[Mapping[str, Any]],
+    said: set[str | None],
+    *,
+    plain: bool,
 ) -> Arrow:
     reached = tuple(sorted({index for edge in edges for index in edge["reached"]}))
     names = {edge["tensor"] for edge in edges}
@@ -395,8 +415,8 @@ def _arrow(
         tail=tail,
         head=head,
         reached=reached,
+        plain=plain,
         label=shorten(name, 24) if name and name not in said else "",
-        passes=passes_text(reached, total) if reached and total > 1 else "",
     )
 
 
@@ -431,6 +451,50 @@ def _copy(view: View, box: Box, new: int, frame: str) -> Box:
     )
 
 
+def _tell_passes(
+    view: View, boxes: Sequence[Box], arrows: Sequence[Arrow]
+) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
+    """Write pass numbers on boxes, and on those arrows of which neither end tells them."""
+    total = pass_count(view.graph)
+    if total < 2:
+        return tuple(boxes), tuple(arrows)
+    agreed = _agreed(arrows)
+    told = []
+    for arrow in arrows:
+        known = arrow.reached in (agreed.get(arrow.tail), agreed.get(arrow.head))
+        needed = arrow.reached and not known
+        told.append(replace(arrow, passes=passes_text(arrow.reached, total) if needed else ""))
+    return tuple(_with_passes(view, box, agreed.get(box.id), total) for box in boxes), tuple(told)
+
+
+def _agreed(arrows: Iterable[Arrow]) -> dict[int, tuple[int, ...]]:
+    """Return the passes of each box all of whose solid arrows have the same."""
+    found: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for arrow in arrows:
+        if arrow.reached:
+            found[arrow.tail].add(arrow.reached)
+            found[arrow.head].add(arrow.reached)
+    return {box: next(iter(passes)) for box, passes in found.items() if len(passes) == 1}
+
+
+def _with_passes(view: View, box: Box, agreed: tuple[int, ...] | None, total: int) -> Box:
+    arrived = {view.nodes[node]["reached"] for node in box.nodes}
+    if box.kind is Kind.LEAF and len(arrived) == 1:
+        agreed = arrived.pop()
+    said = not agreed or agreed == box.roots  # "pass 0 starts here" says it
+    return box if said or agreed is None else replace(box, passes=passes_phrase(agreed, total))
+
+
+def _unframed(boxes: Sequence[Box]) -> Iterator[Box]:
+    """Take an op that is alone in a module, such as an activation, out of that module's frame."""
+    inside = Counter(path for box in boxes for path in ancestors(box.frame))
+    for box in boxes:
+        frame = box.frame
+        if box.kind not in {Kind.LEAF, Kind.INPUT}:  # these leave the frame's path out
+            frame = next((path for path in ancestors(frame) if inside[path] > 1), "")
+        yield replace(box, frame=frame)
+
+
 def _frames(boxes: Iterable[Box]) -> Frame:
     """Return the tree of frames; one that holds a single frame and no box is left out."""
     members: defaultdict[str, list[int]] = defaultdict(list)
@@ -454,9 +518,15 @@ def _legend(boxes: Iterable[Box], arrows: Iterable[Arrow]) -> Iterator[Sample]:
     found: set[str] = {box.kind for box in boxes}
     found |= {Sample.ROOT for box in boxes if box.roots}
     found |= {Sample.CUT for box in boxes if box.cuts}
-    found |= {Sample.REACHED if arrow.reached else Sample.NOT_REACHED for arrow in arrows}
+    found |= {_stroke(arrow) for arrow in arrows}
     found |= {Sample.PASSES for arrow in arrows if arrow.passes}
     return (sample for sample in Sample if sample in found)
+
+
+def _stroke(arrow: Arrow) -> Sample:
+    if arrow.reached:
+        return Sample.REACHED
+    return Sample.PLAIN if arrow.plain else Sample.NOT_REACHED
 
 
 def _notes(view: View, groups: Groups, focus: str | None) -> Iterator[str]:

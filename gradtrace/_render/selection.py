@@ -49,12 +49,15 @@ class View:
             of leaves and the places of cuts, which are those that the analysis gives.
         status: Verdicts of the leaves among them.
         modules: Dotted path of the module that each node lies in, "" outside any.
+        wanting: Nodes that a leaf which wants a gradient flows into, such leaves included. Of all
+            others no gradient is to be expected.
     """
 
     graph: nx.MultiDiGraph
     nodes: Mapping[int, Mapping[str, Any]]
     status: Mapping[int, Status]
     modules: Mapping[int, str]
+    wanting: Collection[int]
 
 
 def select(
@@ -80,7 +83,13 @@ def select(
     judged = _judged(graph, analysis)
     nodes = {node: judged.get(node, graph.nodes[node]) for node in sorted(drawn)}
     status = {leaf.node: leaf.status for leaf in analysis.leaves if leaf.node in nodes}
-    return View(graph, nodes, status, _modules(nodes))
+    return View(graph, nodes, status, _modules(nodes), _wanting(graph, analysis))
+
+
+def _wanting(graph: nx.MultiDiGraph, analysis: Analysis) -> set[int]:
+    """Return what a leaf flows into in any way; a write into another tensor is a way as well."""
+    leaves = (leaf.node for leaf in analysis.leaves if leaf.status is not Status.FROZEN)
+    return _closure(leaves, graph.successors)
 
 
 def _judged(graph: nx.MultiDiGraph, analysis: Analysis) -> dict[int, Mapping[str, Any]]:

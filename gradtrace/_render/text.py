@@ -45,14 +45,23 @@ def summary(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
 
 
 def _counts(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
-    ops = sum(kind == "op" for _, kind in graph.nodes(data="kind"))
     counts = (
         many(len(analysis.leaves), "leaf", "leaves"),
-        many(ops, "op"),
+        _count_ops(graph, analysis),
         many(len(analysis.passes), "backward pass", "backward passes"),
         many(len(analysis.cuts), "cut"),
     )
     return ", ".join(counts)
+
+
+def _count_ops(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
+    """Tell the ops that a backward pass may go through from an optimizer's and a metric's."""
+    ops = [node for node, kind in graph.nodes(data="kind") if kind == "op"]
+    others = sum(node not in analysis.leads_to_root for node in ops)
+    if not others or not analysis.leads_to_root:
+        return many(len(ops), "op")
+    on_ways = many(len(ops) - others, "op")
+    return f"{on_ways} on ways to a root, {many(others, 'other')}"
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import networkx as nx
 
 _WIDTH = 44
-_FILE_WIDTH = 26
+_FILE_WIDTH = 32
 _PASSES_WIDTH = 12
 # Cc, Cf, Co, Cs: controls, text direction marks, private and surrogate characters. They are
 # invisible, or change how their neighbours read, or cannot be encoded.
@@ -103,6 +103,14 @@ def passes_text(passes: Collection[int], total: int) -> str:
         return "all"
     text = ", ".join(_runs(sorted(passes)))
     return text if len(text) <= _PASSES_WIDTH else f"{len(passes)} of {total}"
+
+
+def passes_phrase(passes: Collection[int], total: int) -> str:
+    """Return the same with its noun: "all passes", "pass 0", "passes 0–3, 7"."""
+    text = passes_text(passes, total)
+    if len(passes) == total or " of " in text:
+        return f"{text} passes"
+    return f"pass {text}" if len(passes) == 1 else f"passes {text}"
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[str]:
