@@ -92,7 +92,7 @@ STOPS: Final = {
     "Parameter": CutKind.COPY,
     "Buffer": CutKind.COPY,
     "Variable": CutKind.COPY,
-    "__deepcopy__": CutKind.COPY,
+    "deepcopy": CutKind.COPY,
     "set_": CutKind.COPY,
     "from_numpy": CutKind.COPY,
     "from_dlpack": CutKind.COPY,

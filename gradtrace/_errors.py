@@ -61,5 +61,6 @@ for _error in (
 
 def nearest(given: str, known: Iterable[str], limit: int = 3) -> str:
     """Return a sentence with the known names nearest to a given one, or an empty string."""
-    found = difflib.get_close_matches(given, list(known), n=limit, cutoff=0.5)
-    return f"Nearest: {', '.join(repr(str(name)) for name in found)}. " if found else ""
+    plain = {str(name).casefold(): str(name) for name in known}
+    found = difflib.get_close_matches(given.casefold(), plain, n=limit, cutoff=0.5)
+    return f"Nearest: {', '.join(repr(plain[name]) for name in found)}. " if found else ""

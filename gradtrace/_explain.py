@@ -17,6 +17,7 @@ from gradtrace._flow import Flow, Spot, location_of
 from gradtrace._records import Cut, CutKind, Gradient, Location, Status
 
 _PATHS_SHOWN = 8
+_CONVERSIONS = frozenset({"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class _Explainer:
         self._spot = spot
         self._node = node = spot.node
         self._facts = flow.nodes[node]
-        self._name = flow.label(node)
+        self._name, self._shape = flow.facts_of(spot)
         self._status = flow.status(spot)
         self._cuts = flow.cuts_of(spot)
         self._gradients = flow.gradients_at(node)
@@ -107,10 +108,10 @@ class _Explainer:
         verdict = _advice.VERDICTS[self._status]
         if self._status is Status.REACHED and self._cuts:
             verdict = f"a gradient arrived, but not along every way ({_count(self._cuts, 'cut')})."
-        return f"{self._name}{self._shape()} is {self._status}: {verdict}"
+        return f"{self._name}{self._size()} is {self._status}: {verdict}"
 
-    def _shape(self) -> str:
-        shape = self._facts["shape"]
+    def _size(self) -> str:
+        shape = self._shape
         return "" if shape is None else f" [{' × '.join(map(str, shape))}]"
 
     def _body(self) -> Iterator[str]:
@@ -190,7 +191,7 @@ class _Explainer:
         of = f" from {', '.join(made_from[:3])}" if made_from else ""
         at = _at(location_of(facts))
         text = _advice.NOT_A_LEAF.format(op=f"`{facts['op']}`", at=at, of=of)
-        converts = facts["op"] in ("to", "cuda", "cpu", "float", "double", "half", "bfloat16")
+        converts = facts["op"] in _CONVERSIONS or facts["grad_fn"] == "ToCopyBackward0"
         yield text + (_advice.CREATE_IT_THERE if converts else "")
 
     def _made_from(self) -> Iterator[str]:
@@ -284,7 +285,7 @@ def call_of(cut: Cut) -> str:
         CutKind.NO_GRAD: f"{cut.op} under no_grad",
         CutKind.INFERENCE_MODE: f"{cut.op} in inference_mode",
         CutKind.DATA: ".data" if cut.op in ("data", "data =") else f"{cut.op} through .data",
-        CutKind.ESCAPE: f".{cut.op}()",
+        CutKind.ESCAPE: _escape(cut.op),
         CutKind.COPY: f"copy by {cut.op}",
         CutKind.NON_DIFFERENTIABLE: f"{cut.op}, not differentiable",
         CutKind.NO_GRADIENT: f"{cut.op}, no gradient for this input",
@@ -293,6 +294,10 @@ def call_of(cut: Cut) -> str:
         CutKind.FIRST_ORDER: f"{cut.op} without create_graph",
     }
     return known[cut.kind]
+
+
+def _escape(op: str) -> str:
+    return f"{op.strip('_')}(...)" if op.startswith("__") else f".{op}()"
 
 
 def _at(location: Location | None) -> str:

@@ -140,6 +140,9 @@ _NODE = {
     "grad_mode": _one_of(["grad", "no_grad", "inference_mode"]),
     "flavour": _TEXT._replace(default=""),
     "writes_to": _each(_COUNT)._replace(default=()),
+    "result_names": _each(_maybe(_TEXT))._replace(default=()),
+    "result_shapes": _each(_SHAPE)._replace(default=()),
+    "result_requires_grad": _each(_FLAG)._replace(default=()),
 }
 
 _EDGE = {

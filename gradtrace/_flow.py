@@ -213,6 +213,14 @@ class Flow:
         facts = self.nodes[node]
         return self._labels.get(node) or facts["name"] or facts["op"] or f"input {node}"
 
+    def facts_of(self, spot: Spot) -> tuple[str, tuple[int, ...] | None]:
+        """Return what one tensor is called and its shape: another output has its own of both."""
+        facts = self.nodes[spot.node]
+        if spot.output is None or spot.output >= len(facts["result_names"]):
+            return self.label(spot.node), facts["shape"]
+        name = facts["result_names"][spot.output] or f"{facts['op']}[{spot.output}]"
+        return name, facts["result_shapes"][spot.output]
+
     # -- roots -----------------------------------------------------------------------------------
 
     @cached_property
@@ -253,8 +261,11 @@ class Flow:
     def _connects(self, edge: Edge, requires_grad: bool) -> bool:
         """Whether autograd leads from the consumer's result back along this edge."""
         facts, consumer = edge.facts, self.nodes[edge.consumer]
-        if not (facts["requires_grad"] and requires_grad) or facts["linked"] is False:
+        if not (facts["requires_grad"] and requires_grad):
             return False
+        if facts["linked"] is False:
+            # torch.func builds graphs of its own: that there is no link in ours says nothing.
+            return bool(consumer["flavour"] == "transformed")
         outside = consumer["flavour"] == "through_data" or consumer["grad_mode"] != "grad"
         if outside and not facts["linked"]:
             return False
@@ -277,7 +288,8 @@ class Flow:
 
     def _requires_grad(self, edge: Edge) -> bool:
         """Whether what stands at an edge's beginning came to require a gradient, if too late."""
-        return bool(self.nodes[edge.producer]["requires_grad"])
+        producer = self.nodes[edge.producer]
+        return bool(producer["requires_grad"] or producer["kind"] == "leaf")
 
     def _results(self, node: int) -> Iterator[tuple[bool, str | None]]:
         """Yield (requires_grad, dtype) of a node's results on each of their ways to a root."""
@@ -368,7 +380,7 @@ class Flow:
             arrived = (*consumer["reached"], *consumer["root_of"])
             for kind, passes in (
                 (CutKind.NO_GRADIENT, facts["undefined"]),
-                (CutKind.NOT_REQUESTED, facts["not_requested"]),
+                (CutKind.NOT_REQUESTED, () if facts["reached"] else facts["not_requested"]),
             ):
                 here = tuple(index for index in passes if index in arrived)
                 if here:
@@ -451,12 +463,11 @@ class Flow:
 
     def requires_grad(self, spot: Spot) -> bool:
         """Whether a tensor requires a gradient, or came to."""
-        if self.nodes[spot.node]["kind"] != "op":
-            return bool(self.nodes[spot.node]["requires_grad"])
-        uses = [edge.facts["requires_grad"] for edge in self._uses(spot)]
-        if spot.output is None or not uses:
-            return bool(self.nodes[spot.node]["requires_grad"])
-        return any(uses)
+        facts = self.nodes[spot.node]
+        results = facts["result_requires_grad"]
+        if spot.output is None or spot.output >= len(results):
+            return bool(facts["requires_grad"])
+        return bool(results[spot.output])
 
     def _is_reached(self, spot: Spot) -> bool:
         if spot.output is None:
@@ -539,7 +550,15 @@ class Flow:
         if status in (Status.FROZEN, Status.NO_BACKWARD):
             return ()
         stops = self.reach(spot).stops
-        return stops or (self._last_resort(spot) if status is Status.CUT else ())
+        if status is Status.CUT:
+            return stops or self._last_resort(spot)
+        return tuple(stop for stop in stops if not self._is_for_its_own_use(stop))
+
+    def _is_for_its_own_use(self, stop: Stop) -> bool:
+        """Whether a gradient was taken to be differentiated again, as a penalty's is."""
+        return stop.kind is CutKind.NOT_REQUESTED and all(
+            self.passes[index].create_graph for index in stop.passes
+        )
 
     def origin(self, node: int, index: int, is_bad: Callable[[float], bool]) -> int | None:
         """Return the op in whose backward pass a gradient first became bad, or None.
@@ -620,11 +639,12 @@ class Flow:
         """Tensors by what they are called; leaves come first, then the latest result."""
         found: dict[str, Spot] = {}
         for node, facts in self.nodes.items():
-            if facts["name"] is not None:
+            names = facts["result_names"]
+            if not names and facts["name"] is not None:
                 found[facts["name"]] = Spot(node)
-            for edge in self._out[node]:
-                if edge.facts["tensor"] is not None and edge.facts["output"]:
-                    found[edge.facts["tensor"]] = Spot(node, edge.facts["output"])
+            for output, name in enumerate(names):
+                if name is not None:
+                    found[name] = Spot(node, output)
         found.update({label: Spot(node) for node, label in self._labels.items()})
         return found
 

@@ -17,7 +17,6 @@ import networkx as nx
 from gradtrace import _source
 from gradtrace._cuts import STOPS
 from gradtrace._tape import (
-    OUTPUT_BITS,
     OUTPUT_MASK,
     Input,
     LinkState,
@@ -29,6 +28,7 @@ from gradtrace._tape import (
     node_of,
     output_of,
     plain_name,
+    value_of,
 )
 from gradtrace._version import __version__
 
@@ -55,7 +55,8 @@ class _Builder:
         self._tape = tape
         self._bare = len(tape.roots) <= 1 and not tape.models_given
         self._links = _links_by_edge(tape)
-        self._walked = {link.op for done in tape.passes for link in done.links}
+        outer = (done for done in tape.passes if not done.internal)
+        self._walked = {link.op for done in outer for link in done.links}
         self._names = self._result_names()
 
     def build(self) -> nx.MultiDiGraph:
@@ -88,12 +89,12 @@ class _Builder:
             following = node.site or following
             given = self._tape.names.get(number)
             if given is not None:
-                names[number << OUTPUT_BITS] = self._word(given)
+                names[value_of(number)] = self._word(given)
             elif node.site is not None and self._is_assigned(node, last_here):
                 for output in range(len(node.outputs)):
                     found = _source.assigned_name(node.site.code, node.site.lasti, output)
                     if found is not None:
-                        names[number << OUTPUT_BITS | output] = found
+                        names[value_of(number, output)] = found
         self._name_by_use(names)
         return names
 
@@ -127,12 +128,12 @@ class _Builder:
         first = node.outputs[0] if node.outputs else _EMPTY
         return {
             "kind": node.kind,
-            "name": self._names.get(number << OUTPUT_BITS),
+            "name": self._names.get(value_of(number)),
             "op": node.op,
             "grad_fn": first.grad_fn,
             "module": self._word(node.module),
             **_place(node.site, node.called_from),
-            "requires_grad": self._requires_grad(number << OUTPUT_BITS),
+            "requires_grad": self._requires_grad(value_of(number)),
             "shape": tuple(map(int, first.shape)) if node.outputs else None,
             "dtype": None if first.dtype is None else _torch_word(first.dtype),
             "device": None if first.device is None else str(first.device),
@@ -143,6 +144,17 @@ class _Builder:
             "grad_mode": node.grad_mode,
             "flavour": node.flavour,
             "writes_to": node.writes_to,
+            **self._results(number, node),
+        }
+
+    def _results(self, number: int, node: Node) -> Attributes:
+        """Return what tells an op's results apart; nothing where there is one."""
+        outputs = node.outputs if len(node.outputs) > 1 else ()
+        names = (self._names.get(value_of(number, at)) for at in range(len(outputs)))
+        return {
+            "result_names": tuple(names),
+            "result_shapes": tuple(tuple(map(int, output.shape)) for output in outputs),
+            "result_requires_grad": tuple(output.requires_grad for output in outputs),
         }
 
     # -- edges -----------------------------------------------------------------------------------
@@ -321,10 +333,15 @@ class _Builder:
 
 
 def _links_by_edge(tape: Tape) -> dict[int, dict[int, ByPass]]:
-    """Return links by op, by value, by pass, in autograd's order."""
+    """Return links by op, by value, by pass, in autograd's order.
+
+    Of a pass that lies inside an op only what it reached says something about the op.
+    """
     found: dict[int, dict[int, ByPass]] = {}
     for done in tape.passes:
         for link in done.links:
+            if done.internal and link.state != "reached":
+                continue
             by_pass = found.setdefault(link.op, {}).setdefault(link.value, {})
             by_pass.setdefault(done.index, []).append(link)
     return found

@@ -127,7 +127,7 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
         if not self._running:
             raise RecordingError("this recording was not entered. Use it in a `with` statement.")
         recorder, trace = self._running.pop()
-        recorder.stop()
+        recorder.stop(sys._getframe(1))
         self._export(trace, error)
 
     def _export(self, trace: Trace, error: BaseException | None) -> None:

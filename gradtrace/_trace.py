@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -156,10 +157,13 @@ class Trace:
 
     def __repr__(self) -> str:
         flow = self._now
-        return (
-            f"<gradtrace.Trace: {len(flow.ops)} ops, {len(flow.leaves)} leaves,"
-            f" {len(flow.passes)} backward passes, {len(flow.cuts)} cuts>"
-        )
+        counts = {
+            "op": flow.ops,
+            "leaf": flow.leaves,
+            "backward pass": flow.passes,
+            "cut": flow.cuts,
+        }
+        return f"<gradtrace.Trace: {', '.join(starmap(_counted, counts.items()))}>"
 
     # -- files and pictures ----------------------------------------------------------------------
 
@@ -319,6 +323,11 @@ class Trace:
             f"{type(x).__name__} is neither a tensor nor a name. Give a tensor, a name as in"
             ' trace.leaves, a pattern such as "encoder.*", or a module.'
         )
+
+
+def _counted(noun: str, things: Sequence[object]) -> str:
+    plural = {"leaf": "leaves", "backward pass": "backward passes"}.get(noun, f"{noun}s")
+    return f"{len(things)} {noun if len(things) == 1 else plural}"
 
 
 def load(path: str | os.PathLike[str]) -> Trace:

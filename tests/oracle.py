@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
 import sys
 import traceback
@@ -27,8 +28,8 @@ import gradtrace
 # -- what a recording replaces ------------------------------------------------------------------------
 
 
-def _replaced() -> dict[str, Any]:
-    """Return what stands in each place of torch that a recording writes to."""
+def replaceable() -> dict[str, Any]:
+    """Return what stands now in each place of torch that a recording writes to."""
     return {
         "engine": torch.autograd.Variable.__dict__["_execution_engine"],
         "Function.apply": torch.autograd.Function.__dict__["apply"],
@@ -42,12 +43,9 @@ def _replaced() -> dict[str, Any]:
     }
 
 
-ORIGINALS = _replaced()
-
-
-def leftovers() -> list[str]:
-    """Return what is not as it was before anything was recorded, each in words."""
-    found = [name for name, now in _replaced().items() if now is not ORIGINALS[name]]
+def leftovers(before: dict[str, Any]) -> list[str]:
+    """Return in words what is still on, given what `replaceable` returned before the recording."""
+    found = [name for name, now in replaceable().items() if now is not before[name]]
     if torch._C._len_torch_function_stack():
         found.append("a torch function mode")
     if not torch.is_grad_enabled():
@@ -73,7 +71,8 @@ def _stance() -> str:
 
 def status_of_grad(gradients: Iterable[Tensor | None]) -> str | None:
     """Return the status of a leaf at which these arrived, or None where none of them is defined."""
-    dense = [each.to_dense() if each.is_sparse else each for each in gradients if each is not None]
+    given = [each for each in gradients if each is not None]
+    dense = [each if each.layout is torch.strided else each.to_dense() for each in given]
     if not dense:
         return None
     if not all(bool(each.isfinite().all()) for each in dense):
@@ -94,6 +93,8 @@ def verdict_faults(leaves: Mapping[str, Tensor], trace: gradtrace.Trace) -> list
     return faults
 
 
+_UNKNOWN_TO_NUMPY = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
 # -- everything that can be seen of a run ------------------------------------------------------------
 
 
@@ -103,7 +104,11 @@ def freeze(value: Any) -> Any:
         with torch._C.DisableTorchFunction():
             return _frozen_tensor(value)
     if isinstance(value, nn.Module):
-        return type(value).__name__, freeze(dict(value.named_parameters())), freeze(dict(value.named_buffers()))
+        return (
+            type(value).__name__,
+            freeze(dict(value.named_parameters())),
+            freeze(dict(value.named_buffers())),
+        )
     if isinstance(value, Mapping):
         return {freeze(key): freeze(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -143,8 +148,9 @@ def _bits(tensor: Tensor) -> Any:
         plain = plain.to_dense()
     if plain.is_quantized:
         plain = plain.int_repr()
-    flat = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    if plain.dtype in _UNKNOWN_TO_NUMPY:
+        plain = plain.to(_UNKNOWN_TO_NUMPY[plain.dtype])
+    return plain.numpy(force=True).tobytes()
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -189,7 +195,9 @@ class Seen:
     raised: str = ""
 
 
-def run(program: Program, recording: Callable[[], AbstractContextManager[Any]] | None = None) -> Seen:
+def run(
+    program: Program, recording: Callable[[], AbstractContextManager[Any]] | None = None
+) -> Seen:
     """Run a program from a fixed seed.
 
     Args:
@@ -197,9 +205,8 @@ def run(program: Program, recording: Callable[[], AbstractContextManager[Any]] |
         recording: Makes the context to run it in, or None for a plain run.
     """
     _seed()
-    seen, log = Seen(), Log()
+    seen, log, before = Seen(), Log(), replaceable()
     collecting = gc.isenabled()
-    gc.collect()
     gc.disable()  # what only the collector frees counts as kept alive
     try:
         with warnings.catch_warnings(record=True) as caught, _warning_always():
@@ -210,7 +217,7 @@ def run(program: Program, recording: Callable[[], AbstractContextManager[Any]] |
             gc.enable()
     seen.events = log.events
     seen.random = _random_state()
-    seen.behind = leftovers()
+    seen.behind = leftovers(before)
     if seen.trace is not None:
         seen.troubles = seen.trace.graph.graph["troubles"]
     return seen
@@ -253,7 +260,7 @@ def _warning_always() -> Iterator[None]:
 def _seed() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` asks every device
 
 
 def _random_state() -> Any:
@@ -262,14 +269,31 @@ def _random_state() -> Any:
 
 def differences(plain: Seen, recorded: Seen) -> list[str]:
     """Return in words where a recorded run was not the plain one, nothing left behind included."""
+    parts = ("error", "events", "warnings", "result", "random")
     found = [
-        f"{what}: {getattr(recorded, what)!r}\n    where it was {getattr(plain, what)!r}"
-        for what in ("result", "error", "events", "warnings", "random")
-        if getattr(recorded, what) != getattr(plain, what)
+        f"{part}{path}"
+        for part in parts
+        for path in itertools.islice(_apart(getattr(plain, part), getattr(recorded, part)), 5)
     ]
     found += [f"left behind: {each}" for each in recorded.behind]
     found += [f"not observed: {each}" for each in recorded.troubles]
     return found
+
+
+def _apart(plain: Any, recorded: Any) -> Iterator[str]:
+    """Yield where two frozen values differ, as a path and both sides."""
+    if plain == recorded:
+        return
+    if type(plain) is type(recorded) and isinstance(plain, (list, tuple)):
+        if len(plain) != len(recorded):
+            yield f": {len(recorded)} things instead of {len(plain)}"
+        for at, (one, other) in enumerate(zip(plain, recorded, strict=False)):
+            yield from (f"[{at}]{path}" for path in _apart(one, other))
+    elif isinstance(plain, dict) and isinstance(recorded, dict) and plain.keys() == recorded.keys():
+        for key in plain:
+            yield from (f"[{key!r}]{path}" for path in _apart(plain[key], recorded[key]))
+    else:
+        yield f": {str(recorded)[:1500]!r} instead of {str(plain)[:1500]!r}"
 
 
 def check_transparent(program: Program, recording: Callable[[], Any] = gradtrace.record) -> Seen:
@@ -277,7 +301,7 @@ def check_transparent(program: Program, recording: Callable[[], Any] = gradtrace
     run(program)  # what torch does once for a process is done by now
     plain = run(program)
     recorded = run(program, recording)
-    found = [each[:2000] for each in differences(plain, recorded)]
+    found = differences(plain, recorded)
     if found and recorded.error != plain.error:
         found.append(recorded.raised)
     assert not found, "\n".join(found)

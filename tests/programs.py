@@ -1,7 +1,8 @@
 """What the tests of verdicts share: a way to write a program down with the right answers.
 
-A program is a test function that records itself and returns the trace and its tensors by name. What
-is expected of each tensor stands in the decorator: its status, and all of its cuts by kind and text.
+A program is a test function that records itself and returns the trace and its tensors by name.
+What is expected of each tensor stands in the decorator: its status, and all of its cuts by kind and
+text.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ FROZEN, NO_BACKWARD, UNKNOWN = map(Want, ("frozen", "no_backward", "unknown"))
 def leaf(*values: float) -> Tensor:
     """Return a leaf of one dimension."""
     return torch.tensor(values, dtype=torch.float32, requires_grad=True)
+
+
+def gradient_of(tensor: Tensor) -> Tensor:
+    """Return a leaf's `.grad`, which is there."""
+    assert tensor.grad is not None
+    return tensor.grad
 
 
 def expect(*, grads: bool = True, **wanted: Want) -> Callable[[Program], Callable[[], None]]:

@@ -47,6 +47,9 @@ NODE = {
     "grad_mode": "grad",
     "flavour": "",
     "writes_to": (),
+    "result_names": (),
+    "result_shapes": (),
+    "result_requires_grad": (),
 }
 
 EDGE = {

@@ -1,8 +1,12 @@
-"""Random programs against an oracle that never looks at gradtrace's code, and hooks that torch runs.
+"""Random programs against an oracle that never looks at gradtrace's code, and torch's own hooks.
 
-A program is a list of steps; operands are counted back from the latest result. `Machine` runs them in torch and keeps its own little graph beside, by
-the rules of autograd; what arrives at the leaves is told by torch's own tensor hooks.
+A program is a list of steps; operands are counted back from the latest result. `Machine` runs them
+in torch and keeps its own little graph beside, by the rules of autograd; what arrives at the leaves
+is told by torch's own tensor hooks.
 """
+
+# Torch gives no types to `backward`, `apply` and `split`.
+# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ _STEPS = st.lists(
 
 @dataclass
 class Node:
-    """One op, leaf, datum or escape of the oracle's graph; a join has no number and cuts nothing."""
+    """One op, leaf, datum or escape; a join has no number and cuts nothing."""
 
     inputs: list[int]
     number: int | None = None  # among the recorded ops
@@ -109,7 +113,9 @@ class Machine:
         if stop is None and flows and not torch.is_grad_enabled():
             stop = "no_grad"
         self.ops += 1
-        return self._node(Node(nodes, self.ops - 1, flows and stop is None, stop if flows else None))
+        return self._node(
+            Node(nodes, self.ops - 1, flows and stop is None, stop if flows else None)
+        )
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -228,7 +234,7 @@ class Machine:
         return (at for at, each in enumerate(self.nodes) if node in each.inputs)
 
     def leads(self, node: int, goals: set[int], *, connected: bool = False) -> bool:
-        """Whether data leads from a node to one of the goals, all the way with a gradient or not."""
+        """Whether data leads from a node to a goal; with `connected`, a gradient too."""
         if node in goals:
             return True
         return any(
@@ -246,8 +252,7 @@ class Machine:
             at = waiting.pop()
             for node in self.nodes[at].inputs:
                 goes = self.nodes[node].requires_grad and (
-                    asked is None
-                    or any(self._executes(node, goal) for goal in asked)
+                    asked is None or any(self._executes(node, goal) for goal in asked)
                 )
                 if goes and (node, at) not in found:
                     found.add((node, at))
@@ -372,7 +377,7 @@ def _ask_about_leaf(trace: gradtrace.Trace, machine: Machine, leaf: int) -> None
 
 
 def _ask_about_edges(trace: gradtrace.Trace, machine: Machine) -> None:
-    """Compare every edge of every pass. After writes autograd's own edges differ from the calls'."""
+    """Compare every edge of every pass; for programs without writes, which change autograd's."""
     node_of = _nodes_of_ops(trace)
     at_of = {
         at: node_of[node.number] for at, node in enumerate(machine.nodes) if node.number is not None

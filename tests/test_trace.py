@@ -1,5 +1,8 @@
 """Trace: every member of the public interface, live and loaded from a file."""
 
+# Torch gives no types to `backward`, `apply` and `split`.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import pathlib
@@ -9,17 +12,17 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+import test_cases  # noqa: F401  # its programs are used here, too
 import torch
 from programs import PROGRAMS, Program, Ran, leaf, run
 from torch import nn
 
 import gradtrace
-import test_cases  # noqa: F401  # its programs are used here, too
 
 _FEW = PROGRAMS[::7]
 
 _HOSTILE = (
-    'quote"and\'quote',
+    "quote\"and'quote",
     "a::b",
     "<script>alert(1)</script>",
     "back\\slash\\n",
@@ -41,7 +44,7 @@ def _example() -> Ran:
     return trace, locals()
 
 
-# -- names and records -------------------------------------------------------------------------------
+# -- names and records -----------------------------------------------------------------------------
 
 
 def test_leaves_are_named_by_their_variables() -> None:
@@ -49,6 +52,14 @@ def test_leaves_are_named_by_their_variables() -> None:
     trace, _ = _example()
     assert [each.name for each in trace.leaves] == ["X", "Y", "Z"]
     assert {each.status for each in trace.leaves} == {gradtrace.Status.REACHED}
+
+
+def test_a_leaf_made_in_the_block_has_its_variables_name() -> None:
+    """A leaf that a helper made in the block is named by its variable, not by an inner one."""
+    with gradtrace.record() as trace:
+        w = leaf(1, 2)
+        (lambda inner: inner * 2)(w).sum().backward()
+    assert [each.name for each in trace.leaves] == ["w"]
 
 
 def test_a_leaf_record_holds_plain_facts() -> None:
@@ -86,7 +97,9 @@ def test_an_op_that_is_a_cut_says_so() -> None:
     (detach,) = trace.detaches
     assert detach.cut is gradtrace.CutKind.DETACH
     assert trace.graph.nodes[detach.node]["cut"] == "detach"
-    assert [each.cut for each in trace.ops if each is not detach and each.op != "detach"] == [None] * 3
+    assert [each.cut for each in trace.ops if each is not detach and each.op != "detach"] == [
+        None
+    ] * 3
 
 
 def test_clones_and_detaches_are_listed() -> None:
@@ -159,7 +172,7 @@ def test_a_pass_inside_a_pass_is_told() -> None:
     assert trace.reached(net, x)
 
 
-# -- modules and parameters --------------------------------------------------------------------------
+# -- modules and parameters ------------------------------------------------------------------------
 
 
 class _Net(nn.Module):
@@ -207,7 +220,7 @@ def test_two_modules_are_told_apart_by_their_variables() -> None:
 
 
 def test_a_dict_of_models_names_them() -> None:
-    """`record({name: model})` puts the given names before the paths, also of parameters not used."""
+    """`record({name: model})` puts the names before the paths, also of unused parameters."""
     a, b = nn.Linear(2, 2), nn.Linear(2, 1)
     with gradtrace.record({"gen": a, "disc": b}) as trace:
         a(torch.ones(2)).sum().backward()
@@ -241,7 +254,7 @@ def test_two_leaves_of_one_name_are_told_apart() -> None:
     assert [trace.explain(label).node for label in labels] == [each.node for each in trace.leaves]
 
 
-# -- questions ---------------------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------------------
 
 
 def test_explain_takes_tensors_and_names() -> None:
@@ -312,7 +325,7 @@ def test_reading_inside_the_block_records_nothing() -> None:
     assert len(trace.ops) == 3
 
 
-# -- text --------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def test_the_summary_of_an_empty_trace() -> None:
@@ -320,8 +333,9 @@ def test_the_summary_of_an_empty_trace() -> None:
     with gradtrace.record() as trace:
         pass
     assert trace.summary().splitlines()[0] == "0 leaves, 0 ops, 0 backward passes, 0 cuts"
-    assert trace.leaves == trace.ops == trace.cuts == trace.gradients == trace.backward_passes == ()
-    assert trace.clones == trace.detaches == ()
+    assert (trace.leaves, trace.ops, trace.cuts) == ((), (), ())
+    assert (trace.gradients, trace.backward_passes) == ((), ())
+    assert (trace.clones, trace.detaches) == ((), ())
     assert trace.to_dot().startswith("digraph")
 
 
@@ -344,7 +358,7 @@ def test_repr_is_one_line_of_counts() -> None:
     assert "\n" not in repr(trace)
 
 
-# -- bad input ---------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
@@ -396,7 +410,7 @@ def test_explain_takes_one_tensor() -> None:
 
 
 def test_a_tensor_of_another_program() -> None:
-    """A tensor that nothing in the recording took is unused, or frozen; and says that nothing did."""
+    """A tensor that nothing in the recording took is unused, and says so, or frozen."""
     trace, _ = _example()
     stranger = leaf(1)
     assert trace.explain(stranger).status == "unused"
@@ -406,7 +420,7 @@ def test_a_tensor_of_another_program() -> None:
     assert trace.paths(stranger) == ()
 
 
-# -- the graph ---------------------------------------------------------------------------------------
+# -- the graph -------------------------------------------------------------------------------------
 
 _PLAIN = (str, int, float, bool, type(None))
 _NODE = {
@@ -454,12 +468,12 @@ def test_a_detach_shares_storage_and_a_clone_does_not() -> None:
     assert nodes["clone"]["shares_storage_with"] is None
 
 
-# -- a loaded trace ----------------------------------------------------------------------------------
+# -- a loaded trace --------------------------------------------------------------------------------
 
 
 def _answers(trace: gradtrace.Trace) -> list[object]:
     names = [each.name for each in trace.leaves]
-    results = [each.name for each in trace.ops if each.name is not None]
+    results = dict.fromkeys(each.name for each in trace.ops if each.name is not None)
     return [
         trace.leaves,
         trace.ops,
@@ -493,7 +507,7 @@ def test_a_loaded_trace_knows_names_only(tmp_path: pathlib.Path) -> None:
     loaded.assert_reached("X", "Y", "Z")
 
 
-# -- names that attack -------------------------------------------------------------------------------
+# -- names that attack -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", _HOSTILE)
@@ -512,7 +526,7 @@ def test_hostile_names(name: str, tmp_path: pathlib.Path) -> None:
         trace.explain(name + "!")
 
 
-# -- exporting ---------------------------------------------------------------------------------------
+# -- exporting -------------------------------------------------------------------------------------
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: pathlib.Path) -> None:

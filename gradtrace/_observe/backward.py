@@ -16,7 +16,7 @@ inside an op or leads from an op to a value; the latter are the links that are p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gradtrace._observe import sites
 from gradtrace._observe.forward import Forward
-from gradtrace._observe.identity import Identity, grad_fn_of, is_leaf_node
+from gradtrace._observe.identity import Identity, grad_fn_of, is_leaf_node, shape_of
 from gradtrace._observe.norms import norm_of
 from gradtrace._tape import (
     Arrival,
@@ -61,6 +61,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.owners: list[int] = []
         self.edges: list[_Edge] = []
+        self.shared: list[_Edge] = []  # into another op's inner node, as autocast's cached casts
 
     def number(self, grad_fn: Any, owner: int) -> tuple[int, bool]:
         """Return a node's number in this walk, and whether it is new."""
@@ -71,6 +72,24 @@ class _Graph:
         self.nodes.append(grad_fn)
         self.owners.append(owner)
         return at, True
+
+    def behind(self, edge: _Edge, out_of: dict[int, list[_Edge]]) -> Iterator[_Edge]:
+        """Yield the edges that lead from an inner node, or those behind it, to values."""
+        seen, waiting = {edge.to}, [edge.to]
+        while waiting:
+            for following in out_of.get(waiting.pop(), ()):
+                if following.value is not None:
+                    yield following
+                elif following.to not in seen:
+                    seen.add(following.to)
+                    waiting.append(following.to)
+
+    def out_of(self) -> dict[int, list[_Edge]]:
+        """Return the edges by the node that they lead from."""
+        found: dict[int, list[_Edge]] = {}
+        for edge in self.edges:
+            found.setdefault(edge.of, []).append(edge)
+        return found
 
     def executed(self, inputs: Sequence[int]) -> set[int]:
         """Return the nodes that a pass which is asked for these nodes only goes to."""
@@ -106,9 +125,12 @@ def walk(identity: Identity, roots: Sequence[tuple[Any, int]], *, inner: bool) -
             value = identity.at_node(following, output_nr, known_only=inner)
             leads_out = value is not None and node_of(value) != owner
             to, new = graph.number(following, owner if value is None else node_of(value))
-            graph.edges.append(_new_edge((at, slot, to, value if leads_out else None)))
+            edge = _new_edge((at, slot, to, value if leads_out else None))
+            graph.edges.append(edge)
             if new:
                 waiting.append(to)
+            elif value is None and graph.owners[to] != owner:
+                graph.shared.append(edge)
     return graph
 
 
@@ -232,6 +254,8 @@ class Backward:
         finally:
             self._forward.paused -= 1
             self._running.pop()
+            if accumulate_grad:
+                self._forward.latest_pass = watched.record.index
             try:
                 with self._forward.silence():
                     watched.finish()
@@ -294,7 +318,10 @@ class Backward:
             return None
         grad_fn = grad_fn_of(root)
         if grad_fn is None:
-            grad_fn = torch.autograd.graph.get_gradient_edge(root).node
+            with torch._C._DisableTorchDispatch():  # it makes a view
+                grad_fn = torch.autograd.graph.get_gradient_edge(root).node
+        if grad_fn is None:
+            return None
         owner = record.inside_op
         if owner is not None:
             return grad_fn, value_of(owner)
@@ -307,7 +334,7 @@ class Backward:
         arrival = Arrival(
             leaf,
             record.index,
-            tuple(gradient.shape) if not gradient.is_nested else (),
+            tuple(shape_of(gradient)),
             gradient.dtype,
             None,
         )
@@ -341,7 +368,7 @@ class Backward:
     def _returned(self, watched: _Watched, inputs: Sequence[Any], result: Sequence[Any]) -> None:
         """Take down what `torch.autograd.grad` returned."""
         record = watched.record
-        if watched.accumulates:
+        if watched.accumulates or record.internal:
             return
         returned = []
         for given, gradient in zip(inputs, result, strict=False):
@@ -355,7 +382,7 @@ class Backward:
             if node is not None and node.kind in ("leaf", "input"):
                 self.arrived(record, node_of(value), gradient)
             record.captured.append((value, None))
-        if returned and not record.internal:
+        if returned:
             node_number = self.pass_node(record.index)
             self._fill(node_number, returned)
 
@@ -363,7 +390,7 @@ class Backward:
         node = self._tape.nodes[number]
         assert node is not None
         outputs = tuple(
-            Output(tuple(t.shape), t.dtype, t.device, t.requires_grad, _grad_fn_name(t))
+            Output(tuple(shape_of(t)), t.dtype, t.device, t.requires_grad, _grad_fn_name(t))
             for t in returned
         )
         self._tape.nodes[number] = node._replace(outputs=outputs)
@@ -474,19 +501,16 @@ class _Watched:
             raise
 
     def _nodes_of(self, inputs: Sequence[Any]) -> list[int]:
+        graph = self._graph
+        # `get_gradient_edge` makes a view of a leaf, which somebody's dispatch mode would see.
+        leaves = {id(n.variable): at for at, n in enumerate(graph.nodes) if is_leaf_node(n)}
         found = []
         for given in inputs:
-            node = given.node if not isinstance(given, Tensor) else self._node_of(given)
-            at = self._graph.numbers.get(node)
+            node = grad_fn_of(given) if isinstance(given, Tensor) else given.node
+            at = leaves.get(id(given)) if node is None else graph.numbers.get(node)
             if at is not None:
                 found.append(at)
         return found
-
-    @staticmethod
-    def _node_of(tensor: Tensor) -> Any:
-        if not tensor.requires_grad:
-            return None
-        return grad_fn_of(tensor) or torch.autograd.graph.get_gradient_edge(tensor).node
 
     def _watch(self, at: int, node: Any) -> None:
         if is_leaf_node(node):
@@ -498,7 +522,8 @@ class _Watched:
         try:
             self._fired[at] = tuple([gradient is not None for gradient in grad_inputs])
             if self._edges_wanted:
-                self._note_norms(at, grad_inputs)
+                with torch._C.DisableTorchFunction():
+                    self._note_norms(at, grad_inputs)
         except Exception as error:
             self._backward._forward.missed("backward", error)
 
@@ -512,7 +537,8 @@ class _Watched:
         try:
             gradient = grad_outputs[0]
             if gradient is not None and self.accumulates:
-                self._backward.arrived(self.record, self._graph.owners[at], gradient)
+                with torch._C.DisableTorchFunction():
+                    self._backward.arrived(self.record, self._graph.owners[at], gradient)
         except Exception as error:
             self._backward._forward.missed("backward", error)
 
@@ -524,18 +550,26 @@ class _Watched:
     def finish(self) -> None:
         """Take the hooks off and put what they saw on the tape."""
         self._remove_hooks()
-        graph, links = self._graph, self.record.links
+        graph = self._graph
         executed = None if self._targets is None else graph.executed(self._targets)
         for edge in graph.edges:
-            if edge.value is None:
-                continue
-            state = self._state(edge, executed)
-            norm = self._norms.get((edge.of, edge.slot))
-            if isinstance(norm, Tensor):
-                self._backward.waits(self.record, len(links), norm)
-                norm = None
-            links.append(new_link((graph.owners[edge.of], edge.value, state, norm)))
+            if edge.value is not None:
+                self._add_link(graph.owners[edge.of], edge, self._state(edge, executed))
+        out_of = graph.out_of() if graph.shared else {}
+        for shared in graph.shared:
+            state = self._state(shared, executed)
+            for edge in graph.behind(shared, out_of):
+                further = self._state(edge, executed) if state == "reached" else state
+                self._add_link(graph.owners[shared.of], edge, further)
         self._graph = _Graph()
+
+    def _add_link(self, op: int, edge: _Edge, state: str) -> None:
+        links = self.record.links
+        norm = self._norms.get((edge.of, edge.slot))
+        if isinstance(norm, Tensor):
+            self._backward.waits(self.record, len(links), norm)
+            norm = None
+        links.append(new_link((op, edge.value, state, norm)))
 
     def _state(self, edge: _Edge, executed: set[int] | None) -> str:
         if executed is not None and edge.to not in executed:

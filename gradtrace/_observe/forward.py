@@ -35,7 +35,7 @@ from gradtrace._observe.identity import (
 from gradtrace._tape import INSIDE, Input, Node, Tape, new_input, new_node, node_of, value_of
 
 _OPAQUE: Final = frozenset(
-    {"__repr__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__format__", "__contains__"}
+    {"__repr__", "deepcopy", "__reduce_ex__", "__setstate__", "__format__", "__contains__"}
     | {"__array__", "__dlpack__", "register_hook", "register_post_accumulate_grad_hook"}
     | {"storage", "_typed_storage", "share_memory_", "__len__", "__hash__", "__dir__"}
 )
@@ -49,12 +49,16 @@ _DEFAULT_HANDLERS: Final = (
     torch._C._disabled_torch_function_impl,
 )
 
+# `__float__` and its like keep their names: `float` is another op.
+_PLAIN_NAMES: Final = frozenset({"__getitem__", "__setitem__", "__deepcopy__"})
+
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Watch = Callable[[], AbstractContextManager[object]]
 
 _plainly: Final[Watch] = contextlib.nullcontext
-# A subclass's own handler would be called for each attribute that is read in observing it.
+# A subclass's own handler, or a mode of the user's, would be called for each attribute that is read
+# in observing.
 _quietly: Final[Watch] = torch._C.DisableTorchFunction
 
 
@@ -74,6 +78,8 @@ def name_of(func: Callable[..., Any]) -> str:
     name: str = getattr(func, "__name__", None) or type(func).__name__
     if name == "grad" and isinstance(func, FunctionType):
         return "autograd.grad"
+    if name in _PLAIN_NAMES:
+        return name.strip("_")
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "attribute")
         return attribute if name == "__get__" else f"{attribute} ="
@@ -158,7 +164,7 @@ class Call:
 
 
 def _is_in_place(name: str) -> bool:
-    if name in ("__setitem__", "set_"):
+    if name in ("setitem", "set_"):
         return True
     if name.startswith("__i") and name.endswith("__"):
         return name not in ("__invert__", "__index__", "__int__", "__iter__")
@@ -201,6 +207,7 @@ class Forward(TorchFunctionMode):
         # Memory that a `.data` shares -> whether the tensor it was read from requires grad.
         self._data_storages: dict[int, bool] = {}
         self.backward_of: dict[int, int] = {}  # leaf node -> the pass that last filled its .grad
+        self.latest_pass: int | None = None  # the latest that filled any .grad
         self.gradient_of: dict[int, int] = {}  # value of a .grad tensor -> leaf node
         self.run_backward: Callable[..., Any] = lambda func, args, kwargs, frame: func(
             *args, **kwargs
@@ -220,9 +227,9 @@ class Forward(TorchFunctionMode):
         if call.metadata or self.paused or torch._C._get_tracing_state() is not None:
             return func(*args, **kwargs)
         quiet = None
-        if types and not all(map(_has_default_handler, types)):
+        if (types and not all(map(_has_default_handler, types))) or not _is_alone():
             quiet = _quietly
-        elif call.twin is not None and func not in self._running and _is_alone():
+        elif call.twin is not None and func not in self._running:
             return self._look_inside(func, call.twin, args, kwargs)
         if call.special is not None:
             return call.special(self, call, func, args, kwargs, sys._getframe(1), quiet or _plainly)
@@ -265,12 +272,10 @@ class Forward(TorchFunctionMode):
         result = func(*args, **kwargs)
         try:
             if quiet is None:
-                self._note(call, inputs, written, result, frame)
+                self._note(call, inputs, written, args, result, frame)
             else:
                 with quiet():
-                    self._note(call, inputs, written, result, frame)
-            if call.shares:
-                self._identity.exported(args[0])
+                    self._note(call, inputs, written, args, result, frame)
         except Exception as error:
             self.missed(call.name, error)
         return result
@@ -316,6 +321,7 @@ class Forward(TorchFunctionMode):
         call: Call,
         inputs: tuple[Input, ...],
         written: Sequence[Tensor],
+        args: Args,
         result: Any,
         frame: FrameType | None,
     ) -> None:
@@ -323,6 +329,9 @@ class Forward(TorchFunctionMode):
             self._inside(self.function, inputs, written, result)
         elif call.escape:
             self._add_escape(call, inputs, frame)
+            if call.shares:
+                with _quietly():
+                    self._identity.exported(args[0])
         else:
             self._add(call, inputs, written, result, frame)
 
@@ -385,20 +394,18 @@ class Forward(TorchFunctionMode):
             return
         flavour = "through_data" if any(map(self._is_silent, written)) else ""
         where = self.where(frame)
-        if call.pairwise and len(outputs) > 1:
-            self._add_pairs(call, inputs, outputs, where)
+        if call.pairwise:
+            self._add_pairs(call, inputs, list(tensors_in((result,))), where)
             return
         self.add_op(call.name, inputs, outputs, where, flavour=flavour, written=written)
 
     def _add_pairs(
-        self, call: Call, inputs: tuple[Input, ...], outputs: list[Tensor], where: sites.Sites
+        self, call: Call, inputs: tuple[Input, ...], results: list[Tensor], where: sites.Sites
     ) -> None:
         """Put a call on the tape each of whose results is made from one of its inputs alone."""
-        if len(inputs) != len(outputs):
-            self.add_op(call.name, inputs, outputs, where)
-            return
-        for given, output in zip(inputs, outputs, strict=True):
-            self.add_op(call.name, (given,), [output], where)
+        for given, result in zip(inputs, results, strict=True):
+            if not self._identity.unchanged(result):
+                self.add_op(call.name, (given,), [result], where)
 
     def _written_outputs(
         self,
@@ -454,6 +461,8 @@ class Forward(TorchFunctionMode):
         """Put an op with its results on the tape and make the results known."""
         if not flavour and self.copying:
             flavour = "within_copy"
+        if not flavour and torch._C._functorch.peek_interpreter_stack() is not None:
+            flavour = "transformed"
         plain = [unwrapped(tensor) for tensor in outputs]
         facts = [facts_of(tensor) for tensor in plain]
         described = tuple([output for output, _ in facts])
@@ -466,7 +475,7 @@ class Forward(TorchFunctionMode):
         for at, (tensor, (output, grad_fn)) in enumerate(zip(outputs, facts, strict=True)):
             value = value_of(node, at)
             self._identity.settle(tensor, plain[at], value, grad_fn)
-            # A view of a leaf that is taken under no_grad calls itself a leaf, and is none to people.
+            # A view of a leaf that is taken under no_grad calls itself a leaf; nobody means it so.
             is_view = plain[at]._is_view() and not torch.is_grad_enabled()
             if output.requires_grad and grad_fn is None and not is_view:
                 self._identity.leaf_made_by_op(tensor, value, where)
@@ -555,7 +564,7 @@ class Forward(TorchFunctionMode):
         leaf = self._identity.known(owner)
         if leaf is None:
             return
-        made_by = self.backward_of.get(node_of(leaf))
+        made_by = self.backward_of.get(node_of(leaf), None if owner.is_leaf else self.latest_pass)
         if made_by is not None and not self._identity.unchanged(gradient):
             self._identity.register(gradient, value_of(self.pass_node(made_by)))
         self.gradient_of[self._identity.value(gradient)] = node_of(leaf)

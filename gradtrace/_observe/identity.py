@@ -96,11 +96,14 @@ def facts_of(tensor: Tensor) -> tuple[Output, Any]:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape, or () for a nested tensor, which has none."""
+    """Return the shape: () for a nested tensor, which has none, and -1 for a symbolic size."""
     try:
-        return tensor.shape
+        shape = tensor.shape
     except RuntimeError:
         return ()
+    if tensor._has_symbolic_sizes_strides:
+        return tuple(size if isinstance(size, int) else -1 for size in shape)
+    return shape
 
 
 class Identity:

@@ -28,16 +28,19 @@ def norm_of(gradient: Tensor) -> float | Tensor | None:
 
     Returns:
         A number; for a gradient on a device a tensor without dimensions, since reading it would
-        wait for the device; None where the values cannot be read (a meta tensor) or where a
-        subclass would notice.
+        wait for the device; None where the values cannot be read (a meta tensor, a batch of
+        `is_grads_batched`) or where a subclass would notice.
 
     Source: torch.linalg.vector_norm, ord=2.
     """
-    if gradient.is_meta or _dispatches_itself(gradient):
+    if gradient.is_meta or _dispatches_itself(gradient) or _is_batch(gradient):
         return None
     with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
-        values = _dense(unwrapped(gradient.detach()))
-        return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
+        try:
+            values = _dense(unwrapped(gradient).detach())
+            return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
+        except RuntimeError:  # inside a vmap (`is_grads_batched`), which knows no rule for this
+            return None
 
 
 def _dense(values: Tensor) -> Tensor:
@@ -79,6 +82,9 @@ def _dispatches_itself(gradient: Tensor) -> bool:
     """Whether a subclass would see our own ops (FakeTensor, somebody's logging tensor)."""
     handler = type(gradient).__torch_dispatch__
     return handler is not torch._C._disabled_torch_dispatch_impl and type(gradient) not in _PLAIN
+
+
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
 
 
 @contextlib.contextmanager

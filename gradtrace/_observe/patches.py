@@ -12,10 +12,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from gradtrace._observe.forward import Forward
 
 Call = Callable[..., Any]
 
@@ -73,6 +75,9 @@ def _put_on() -> contextlib.ExitStack:
         around_variable = _method_around("around_variable", type.__call__)
         stack.enter_context(_replaced(meta, "__call__", around_variable))
         stack.enter_context(_replaced(Tensor, "__init__", _constructed))
+        for name, listed in _OVERRIDE_QUESTIONS.items():
+            asks = getattr(torch.overrides, name)
+            stack.enter_context(_replaced(torch.overrides, name, _besides_us(asks, listed)))
         return stack.pop_all()
 
 
@@ -157,6 +162,42 @@ def _constructed(self: Tensor, *args: Any, **kwargs: Any) -> None:
         return
     for observer in _thread.observers:
         observer.constructed(self, *args, **kwargs)
+
+
+# Whether the arguments that are asked about come as one container.
+_OVERRIDE_QUESTIONS: Final = {
+    "has_torch_function": True,
+    "has_torch_function_unary": False,
+    "has_torch_function_variadic": False,
+}
+
+
+def _besides_us(original: Call, listed: bool) -> Call:
+    """Answer `torch.overrides.has_torch_function` as if our own modes were not on.
+
+    Attention takes another way, with other rounding, where anybody overrides torch's functions.
+    """
+
+    @functools.wraps(original)
+    def replacement(*args: Any) -> Any:
+        if not _thread.observers or not _only_ours():
+            return original(*args)
+        return any(map(_overrides, args[0] if listed else args)) and original(*args)
+
+    return replacement
+
+
+def _only_ours() -> bool:
+    depth = torch._C._len_torch_function_stack()
+    stack = map(torch._C._get_function_stack_at, range(depth))
+    return all(isinstance(mode, Forward) for mode in stack)
+
+
+def _overrides(thing: object) -> bool:
+    """Whether an argument has a say in torch's functions, as torch itself sees it."""
+    handler = getattr(type(thing), "__torch_function__", None)
+    plain = (None, torch._C._disabled_torch_function_impl)
+    return type(thing) is not Tensor and handler not in plain
 
 
 class _Engine:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from gradtrace._observe import patches
 from gradtrace._observe.backward import Backward
 from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
 from gradtrace._observe.identity import Identity
-from gradtrace._observe.names import Names
+from gradtrace._observe.names import Names, locals_of
 from gradtrace._tape import Input, Node, Tape, node_of
 
 
@@ -48,9 +49,22 @@ class Recorder:
             stack.enter_context(_mode_on(self.forward))
             self._stack = stack.pop_all()
 
-    def stop(self) -> None:
-        """Take everything off."""
-        self._stack.close()
+    def stop(self, frame: FrameType | None) -> None:
+        """Take everything off. `frame` is where the recording ends: its variables name leaves."""
+        try:
+            if frame is not None:
+                with self.forward.silence():
+                    self._add_variables(locals_of(frame))
+        finally:
+            self._stack.close()
+
+    def _add_variables(self, variables: Mapping[str, Any]) -> None:
+        """Name leaves that were made inside the recording, and so before their assignment."""
+        for name, held in variables.items():
+            value = self.identity.known(held) if isinstance(held, Tensor) else None
+            node = None if value is None else self.tape.nodes[node_of(value)]
+            if value is not None and node is not None and node.kind == "leaf":
+                self.tape.names.setdefault(node_of(value), name)
 
     def stop_in_child(self) -> None:
         """Record nothing more: this is a forked copy of the process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, TypedDict, Unpack
 
@@ -43,7 +43,7 @@ def to_dot(graph: nx.MultiDiGraph, analysis: Analysis, /, **options: Unpack[Opti
         ExportError: There is no such option, or it is none of the values that it can be.
         UnknownNameError: `focus` names nothing in this graph.
     """
-    _check(options)
+    _check(options, Options.__annotations__)
     return scene_to_dot(build_scene(graph, analysis, **options))
 
 
@@ -75,23 +75,23 @@ def render(
             f"no picture has the suffix {suffix!r}. Pictures are {', '.join(SUFFIXES)}; choose "
             "one of these as the end of the file's name."
         )
-    _check({**options, "timeout": timeout})
+    _check({**options, "timeout": timeout}, _VALUES)
     return _RENDERERS[suffix](graph, analysis, timeout, options)
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check(options: Mapping[str, Any], known: Collection[str]) -> None:
+    names = ", ".join(known)
     for name, value in options.items():
-        if name not in _VALUES:
+        if name not in known:
             raise ExportError(
-                f"a picture has no option {name!r} (it was given {value!r}). "
-                f"{nearest(name, _VALUES)}The options are {', '.join(_VALUES)}; choose one of "
-                "these, or leave it out."
+                f"a picture has no option {name!r} (given: {name}={value!r}). "
+                f"{nearest(name, known)}The options are {names}; give one of these, or none."
             )
         fits, wanted = _VALUES[name]
         if not fits(value):
             raise ExportError(
-                f"{name}={value!r} was given for a picture, where {wanted} fits. Change it, or "
-                f"leave it out; the options are {', '.join(_VALUES)}."
+                f"{name}={value!r} was given for a picture. {name} is {wanted}; give that, or "
+                f"leave it out. The options are {names}."
             )
 
 
@@ -107,7 +107,7 @@ _VALUES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "full": (lambda value: isinstance(value, bool), "True or False"),
     "depth": (lambda value: value is None or _is_whole(value, 0), "None or a number of levels"),
     "focus": (lambda value: value is None or isinstance(value, str), "None or a tensor's name"),
-    "limit": (lambda value: _is_whole(value, 1), "a number of boxes, 1 or more,"),
+    "limit": (lambda value: _is_whole(value, 1), "a number of boxes, 1 or more"),
     "timeout": (_is_seconds, "a number of seconds above 0"),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 import pydot
 
 from gradtrace._records import Status
-from gradtrace._render.scene import Arrow, Box, Frame, Kind, Sample, Scene
+from gradtrace._render.scene import Arrow, Box, Frame, Kind, Sample, Scene, arrow_sample
 from gradtrace._render.wording import name_text, printable
 
 # Graphviz measures "Helvetica" and "Courier" by built-in tables, and every renderer has a font
@@ -35,6 +35,7 @@ _SIGNS: Mapping[Status, str] = {
     Status.UNKNOWN: "?",
 }
 _CUT_SIGN = "//"
+_BOX_SIGNS: Mapping[Kind, str] = {Kind.CUT: _CUT_SIGN, Kind.ESCAPE: "→"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _leaf(fill: str, grey: str) -> Look:
 
 _LOOKS: Mapping[Kind, Look] = {
     Kind.LEAF: _leaf("#eef1f4", "#52606d"),
-    Kind.INPUT: Look("ellipse", "#ffffff", "#3e4c59", "#616e7c", "#9aa5b1"),
+    Kind.INPUT: Look("underline", "#ffffff", "#3e4c59", "#616e7c", "#9aa5b1"),
     Kind.OP: Look("box", "#ffffff", "#1f2933", "#616e7c", "#616e7c"),
     Kind.CUT: Look("octagon", "#b34700", "#ffffff", "#ffffff", "#8a3600"),
     Kind.ESCAPE: Look("cds", "#fbe6d8", "#8a3600", "#8a3600", "#8a3600"),
@@ -80,7 +81,6 @@ _LEAVES: Mapping[Status, Look] = {
 }
 _CUT_INK = "#8a3600"
 _REACHED = "#1f2933"
-_NOT_REACHED = "#7b8794"
 _PAPER_GREY = "#52606d"
 _FRAME_LINE = "#b8c2cc"
 _FRAME_FILL = "#fafbfc"
@@ -95,14 +95,36 @@ _LEGEND: Mapping[Sample, str] = {
     Sample.ROOT: "root: backward starts here",
     Sample.REACHED: "reached by backward",
     Sample.NOT_REACHED: "not reached by backward",
+    Sample.PLAIN: "data or frozen: no gradient is due",
     Sample.PASSES: "backward passes that reached it",
 }
-_STROKES: Mapping[Sample, str] = {
-    Sample.REACHED: "───",
-    Sample.NOT_REACHED: "- - -",
-    Sample.PASSES: "0, 1",
-}
 _LEGEND_COLUMNS = 3
+_SWATCH = 37  # points; five dashes and the gaps between them
+_DASH = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """How an arrow is drawn.
+
+    Attributes:
+        colour: Of line and head.
+        width: Of the line, in points.
+        dashed: Whether it is dashed.
+        head: Size of the head, 1 being Graphviz's own.
+    """
+
+    colour: str
+    width: float
+    dashed: bool
+    head: float
+
+
+_STROKES: Mapping[Sample, Stroke] = {
+    Sample.REACHED: Stroke(_REACHED, 1.6, dashed=False, head=0.65),
+    Sample.NOT_REACHED: Stroke("#616e7c", 1.4, dashed=True, head=0.65),
+    Sample.PLAIN: Stroke("#a8b3be", 0.8, dashed=True, head=0.5),
+}
 
 
 def scene_to_dot(scene: Scene) -> str:
@@ -123,6 +145,7 @@ _GRAPH = {
     "fontsize": "9",
     "labelloc": "b",
     "labeljust": "l",
+    "newrank": "true",  # a module that is called again stands lower, not its frame's inputs higher
     "nodesep": "0.3",
     "nslimit": "2",  # one op with 90 uses takes 5 s without, 0.5 s with it
     "pad": "0.25",
@@ -132,7 +155,7 @@ _GRAPH = {
 }
 _NODE = {"fontname": _SANS, "fontsize": "11", "height": "0.3", "width": "0.5"}
 _MARGIN = '"0.14,0.07"'
-_MARGINS = {"octagon": '"0.02,0.02"', "ellipse": '"0.03,0.02"'}
+_MARGINS = {"octagon": '"0.02,0.02"', "underline": '"0.08,0.03"', "cds": '"0.14,0.13"'}
 _EDGE = {
     "arrowsize": "0.65",
     "fontname": _SANS,
@@ -191,7 +214,7 @@ def _look(box: Box) -> Look:
 
 def _label(box: Box, look: Look) -> Iterator[str]:
     """Yield the lines of a box: title, facts, verdict, cuts inside."""
-    sign = f"{_CUT_SIGN} " if box.kind is Kind.CUT else ""
+    sign = f"{_BOX_SIGNS[box.kind]} " if box.kind in _BOX_SIGNS else ""
     plain = box.kind in {Kind.INPUT, Kind.OP} and not box.roots
     yield _text(sign + box.title, 11, look.ink, bold=not plain)
     font = _MONO if box.kind in {Kind.CUT, Kind.ESCAPE} else _SANS
@@ -200,6 +223,8 @@ def _label(box: Box, look: Look) -> Iterator[str]:
     if box.status is not None:
         verdict = f"{_SIGNS[box.status]} {box.status.replace('_', ' ')}"
         yield _text(verdict, _SMALL, look.grey, bold=True)
+    if box.passes:
+        yield _text(box.passes, _SMALL, look.grey)
     for line in box.cuts:
         yield _text(f"{_CUT_SIGN} {line}", _SMALL, _CUT_INK, bold=True)
 
@@ -209,12 +234,14 @@ def _edge(arrow: Arrow) -> pydot.Edge:
     texts = [f"\u00a0\u00a0{text}\u00a0" for text in (arrow.label, arrow.passes) if text]
     shown = _html(_text(text, 8, _PAPER_GREY) for text in texts)
     label: dict[str, Any] = {"label": shown} if texts else {}
+    stroke = _STROKES[arrow_sample(arrow)]
     return pydot.Edge(
         str(arrow.tail),
         str(arrow.head),
-        style="solid" if arrow.reached else "dashed",
-        color=_REACHED if arrow.reached else _NOT_REACHED,
-        penwidth="1.5" if arrow.reached else "1.1",
+        style="dashed" if stroke.dashed else "solid",
+        color=stroke.colour,
+        penwidth=f"{stroke.width:g}",
+        arrowsize=f"{stroke.head:g}",
         **label,
     )
 
@@ -248,12 +275,56 @@ def _sample(sample: Sample) -> str:
 
 def _swatch(sample: Sample) -> str:
     if sample in _STROKES:
-        return f"<TD>{_text(_STROKES[sample], _SMALL, _REACHED, bold=True)}</TD>"
+        return f"<TD>{_line(_STROKES[sample])}</TD>"
+    if sample is Sample.PASSES:
+        return f"<TD>{_text('0, 1', 8, _PAPER_GREY)}</TD>"
     look = _ROOT if sample is Sample.ROOT else _LOOKS[Kind(sample.value)]
-    style = "solid" if look.shape == "box" and look.style == "solid" else "rounded"
-    sign = _text(_CUT_SIGN if sample is Sample.CUT else " ", 8, look.ink, bold=True)
-    frame = f'BORDER="1" COLOR="{look.line}" BGCOLOR="{look.fill}" STYLE="{style}"'
-    return f'<TD {frame} WIDTH="28">{sign}</TD>'
+    text = _text(_SAMPLE_TEXTS.get(sample, " "), 8, look.ink)
+    border = f'COLOR="{look.line}" {_BORDERS[sample]}'
+    inner = f'<TD {border} BGCOLOR="{look.fill}" WIDTH="{_SWATCH}">{text}</TD>'
+    if sample not in _AROUND:
+        return inner
+    return f'<TD {_AROUND[sample]} COLOR="{look.line}" CELLPADDING="2">{_table(inner)}</TD>'
+
+
+_SAMPLE_TEXTS: Mapping[Sample, str] = {
+    Sample.INPUT: "x",
+    Sample.CUT: _BOX_SIGNS[Kind.CUT],
+    Sample.ESCAPE: _BOX_SIGNS[Kind.ESCAPE],
+}
+# What comes closest to each shape among the borders of a table's cells.
+_BORDERS: Mapping[Sample, str] = {
+    Sample.LEAF: 'BORDER="1" STYLE="rounded"',
+    Sample.INPUT: 'BORDER="1" SIDES="B"',
+    Sample.OP: 'BORDER="1"',
+    Sample.CUT: 'BORDER="1" STYLE="rounded"',
+    Sample.ESCAPE: 'BORDER="1"',
+    Sample.GROUP: 'BORDER="1"',
+    Sample.ROOT: 'BORDER="1"',
+}
+_AROUND: Mapping[Sample, str] = {
+    Sample.GROUP: 'BORDER="1" SIDES="TR"',
+    Sample.ROOT: 'BORDER="1"',
+}
+
+
+def _line(stroke: Stroke) -> str:
+    """Return a line of coloured cells, as long as the other samples are wide."""
+    widths = [_DASH, 3] * 4 + [_DASH] if stroke.dashed else [_SWATCH]
+    colours = (f'BGCOLOR="{stroke.colour}"', "")
+    height = round(stroke.width)
+    return _table(
+        "".join(
+            f'<TD {colours[number % 2]} FIXEDSIZE="TRUE" WIDTH="{width}" HEIGHT="{height}"></TD>'
+            for number, width in enumerate(widths)
+        )
+    )
+
+
+def _table(row: str) -> str:
+    return (
+        f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR>{row}</TR></TABLE>'
+    )
 
 
 # Escaping

@@ -459,12 +459,12 @@ def _tell_passes(
     if total < 2:
         return tuple(boxes), tuple(arrows)
     agreed = _agreed(arrows)
+    said = {box.id: _arrived(view, box) or agreed.get(box.id, ()) for box in boxes}
     told = []
     for arrow in arrows:
-        known = arrow.reached in (agreed.get(arrow.tail), agreed.get(arrow.head))
-        needed = arrow.reached and not known
-        told.append(replace(arrow, passes=passes_text(arrow.reached, total) if needed else ""))
-    return tuple(_with_passes(view, box, agreed.get(box.id), total) for box in boxes), tuple(told)
+        known = arrow.reached in (said[arrow.tail], said[arrow.head])
+        told.append(replace(arrow, passes="" if known else passes_text(arrow.reached, total)))
+    return tuple(_with_passes(box, said[box.id], total) for box in boxes), tuple(told)
 
 
 def _agreed(arrows: Iterable[Arrow]) -> dict[int, tuple[int, ...]]:
@@ -477,21 +477,31 @@ def _agreed(arrows: Iterable[Arrow]) -> dict[int, tuple[int, ...]]:
     return {box: next(iter(passes)) for box, passes in found.items() if len(passes) == 1}
 
 
-def _with_passes(view: View, box: Box, agreed: tuple[int, ...] | None, total: int) -> Box:
-    arrived = {view.nodes[node]["reached"] for node in box.nodes}
-    if box.kind is Kind.LEAF and len(arrived) == 1:
-        agreed = arrived.pop()
-    said = not agreed or agreed == box.roots  # "pass 0 starts here" says it
-    return box if said or agreed is None else replace(box, passes=passes_phrase(agreed, total))
+def _arrived(view: View, box: Box) -> tuple[int, ...]:
+    """Return the passes in which gradients arrived at a leaf, or at leaves that are alike."""
+    found = {view.nodes[node]["reached"] for node in box.nodes if box.kind is Kind.LEAF}
+    return tuple(found.pop()) if len(found) == 1 else ()
+
+
+def _with_passes(box: Box, passes: tuple[int, ...], total: int) -> Box:
+    if not passes or passes == box.roots:  # "pass 0 starts here" says it
+        return box
+    return replace(box, passes=passes_phrase(passes, total))
 
 
 def _unframed(boxes: Sequence[Box]) -> Iterator[Box]:
-    """Take an op that is alone in a module, such as an activation, out of that module's frame."""
-    inside = Counter(path for box in boxes for path in ancestors(box.frame))
+    """Take an op that is alone in a module, such as an activation, out of that module's frame.
+
+    So are calls of the same op, where no leaf is with them.
+    """
+    inside: defaultdict[str, set[tuple[Kind, str]]] = defaultdict(set)
+    for box in boxes:
+        for path in ancestors(box.frame):
+            inside[path].add((box.kind, box.title))
     for box in boxes:
         frame = box.frame
-        if box.kind not in {Kind.LEAF, Kind.INPUT}:  # these leave the frame's path out
-            frame = next((path for path in ancestors(frame) if inside[path] > 1), "")
+        if box.kind not in {Kind.LEAF, Kind.INPUT}:  # their titles leave the frame's path out
+            frame = next((path for path in ancestors(frame) if len(inside[path]) > 1), "")
         yield replace(box, frame=frame)
 
 
@@ -518,12 +528,13 @@ def _legend(boxes: Iterable[Box], arrows: Iterable[Arrow]) -> Iterator[Sample]:
     found: set[str] = {box.kind for box in boxes}
     found |= {Sample.ROOT for box in boxes if box.roots}
     found |= {Sample.CUT for box in boxes if box.cuts}
-    found |= {_stroke(arrow) for arrow in arrows}
+    found |= {arrow_sample(arrow) for arrow in arrows}
     found |= {Sample.PASSES for arrow in arrows if arrow.passes}
     return (sample for sample in Sample if sample in found)
 
 
-def _stroke(arrow: Arrow) -> Sample:
+def arrow_sample(arrow: Arrow) -> Sample:
+    """Return which entry of the legend an arrow is drawn like."""
     if arrow.reached:
         return Sample.REACHED
     return Sample.PLAIN if arrow.plain else Sample.NOT_REACHED

@@ -9,7 +9,7 @@ import pytest
 
 from gradtrace._records import Status
 from gradtrace._render import dot, to_dot
-from gradtrace._render.scene import Kind, build_scene
+from gradtrace._render.scene import Kind, Sample, build_scene
 
 from .graphs import TUTORIAL, Sketch, check_gold, detach_then_use_again, hostile, stack_of_layers
 
@@ -81,6 +81,19 @@ def test_a_cut_has_a_sign() -> None:
     (line,) = (row for row in to_dot_of_tutorial().splitlines() if "shape=octagon" in row)
     assert "// detach" in line
     assert "train.py:4" in line
+
+
+def test_each_sample_of_the_legend_is_drawn_like_what_it_explains() -> None:
+    """A sample has the colours of its boxes, the lines of its arrows, and a text."""
+    for sample in Sample:
+        swatch = dot._sample(sample)
+        assert dot._LEGEND[sample] in swatch
+        if sample in dot._STROKES:
+            assert swatch.count(dot._STROKES[sample].colour) in {1, 5}  # a line, or five dashes
+        elif sample is not Sample.PASSES:
+            look = dot._ROOT if sample is Sample.ROOT else dot._LOOKS[Kind(sample.value)]
+            assert f'COLOR="{look.line}"' in swatch
+            assert f'BGCOLOR="{look.fill}"' in swatch
 
 
 def to_dot_of_tutorial() -> str:

@@ -10,12 +10,13 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from gradtrace._errors import ExportError, LayoutError
-from gradtrace._render import SUFFIXES, layout, render
+from gradtrace._render import SUFFIXES, layout, render, to_dot
 
 from .graphs import HOSTILE, Sketch, detach_then_use_again, hostile, recurrent, stack_of_layers
 
@@ -179,6 +180,41 @@ def test_an_unknown_suffix_names_the_known() -> None:
     with pytest.raises(ExportError) as caught:
         render(sketch.graph, sketch, ".bmp")
     assert all(suffix in str(caught.value) for suffix in SUFFIXES)
+
+
+BAD_OPTIONS: list[dict[str, object]] = [
+    {"foo": 1},
+    {"suffix": ".svg"},
+    {"depth": "x"},
+    {"depth": -1},
+    {"depth": True},
+    {"limit": "a"},
+    {"limit": 0},
+    {"focus": 3},
+    {"full": "yes"},
+    {"timeout": "soon"},
+]
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=str)
+def test_an_option_that_does_not_fit_names_what_does(options: dict[str, Any]) -> None:
+    """The error has what was given, what would have fitted, and the names of all options."""
+    sketch = detach_then_use_again()
+    ((name, value),) = options.items()
+    with pytest.raises(ExportError) as caught:
+        render(sketch.graph, sketch, ".svg", **options)
+    assert f"{name}={value!r}" in str(caught.value)
+    assert "The options are full, depth, focus, limit, timeout" in str(caught.value)
+    with pytest.raises(ExportError, match=r"The options are full, depth, focus, limit[.;]"):
+        to_dot(sketch.graph, sketch, **options)
+
+
+def test_the_same_trace_gives_the_same_bytes() -> None:
+    """A picture can be kept under version control."""
+    sketch = stack_of_layers(3, cut=1)
+    for suffix in (".dot", ".svg", ".png"):
+        first, second = (render(sketch.graph, sketch, suffix) for _ in range(2))
+        assert first == second
 
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

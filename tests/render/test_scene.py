@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradtrace._errors import UnknownNameError
 from gradtrace._records import CutKind, Status
 from gradtrace._render.scene import USES, Box, Frame, Kind, Sample, Scene, build_scene
+from gradtrace._render.wording import passes_phrase
 
 from .graphs import Sketch, detach_then_use_again, recurrent, stack_of_layers
 
@@ -147,16 +148,76 @@ def test_a_parameter_lies_in_the_frame_of_its_module() -> None:
     assert box(scene, "weight").frame == "net.fc"
 
 
-def test_arrows_say_which_of_several_passes_reached_them() -> None:
-    """With two passes a solid arrow says "0", "1" or "all"; with one it says nothing."""
+def test_boxes_say_which_of_several_passes_reached_them() -> None:
+    """With two passes a box says "pass 1" or "all passes" if its arrows agree; with one nothing."""
     sketch = Sketch()
     shared = sketch.op("exp", sketch.leaf("w"))
-    sketch.backward(sketch.op("sum", shared, name="a"))
-    assert {arrow.passes for arrow in draw(sketch).arrows} == {""}
+    sketch.backward(sketch.op("sum", sketch.op("sin", shared), name="a"))
+    assert {drawn.passes for drawn in draw(sketch).boxes} == {""}
     sketch.backward(sketch.op("mean", shared, name="b"))
     scene = draw(sketch)
-    assert [arrow.passes for arrow in scene.arrows] == ["all", "0", "1"]
+    assert {drawn.title: drawn.passes for drawn in scene.boxes} == {
+        "w": "all passes",
+        "exp": "",
+        "sin": "pass 0",
+        "a = sum": "",
+        "b = mean": "",
+    }
+    assert {arrow.passes for arrow in scene.arrows} == {""}
+    assert Sample.PASSES not in scene.legend
+
+
+def test_an_arrow_says_its_passes_where_no_box_does() -> None:
+    """Between two boxes whose arrows differ in passes, the arrow has the numbers."""
+    sketch = Sketch()
+    one, two = sketch.op("exp", sketch.leaf("w")), sketch.op("sin", sketch.leaf("v"))
+    sketch.edge(one, two)
+    sketch.backward(sketch.op("sum", one))
+    sketch.backward(sketch.op("sum", two))
+    sketch.backward(sketch.op("mean", two))
+    scene = draw(sketch)
+    (labelled,) = (arrow for arrow in scene.arrows if arrow.passes)
+    assert (labelled.tail, labelled.head, labelled.passes) == (one, two, "1–2")
     assert Sample.PASSES in scene.legend
+
+
+def test_ways_of_plain_data_are_told_from_cut_ways() -> None:
+    """What no leaf flows into is plain; behind a leaf, cut or not, an arrow is not."""
+    sketch = Sketch()
+    cropped = sketch.op("getitem", sketch.data("x"), requires_grad=False)
+    frozen = sketch.leaf("frozen", Status.FROZEN)
+    detached = sketch.op("detach", sketch.leaf("w", Status.CUT), requires_grad=False)
+    sketch.cut(detached, CutKind.DETACH, "w")
+    product = sketch.op("mul", detached, cropped, frozen, requires_grad=False)
+    sketch.backward(sketch.op("add", product, sketch.leaf("v")))
+    scene = draw(sketch)
+    names = {drawn.id: drawn.title for drawn in scene.boxes}
+    assert {names[arrow.tail] for arrow in scene.arrows if arrow.plain} == {
+        "x",
+        "getitem",
+        "frozen",
+    }
+    assert {Sample.PLAIN, Sample.NOT_REACHED, Sample.REACHED} <= set(scene.legend)
+
+
+def test_an_activation_has_no_frame_of_its_own() -> None:
+    """A frame without a leaf around one op, called once or often, is left out."""
+    sketch = Sketch()
+    weight = sketch.leaf("net.0.weight")
+    calls = [sketch.op("linear", sketch.data("x"), weight, module="net.0") for _ in range(2)]
+    acts = [sketch.op("relu", call, module="net.1") for call in calls]
+    sketch.backward(sketch.op("add", *acts))
+    scene = draw(sketch)
+    assert set(frames(scene.frame)) == {"", "net", "net.0"}
+    assert set(frames(scene.frame)["net"].boxes) == set(acts)
+
+
+def test_a_long_name_of_an_op_is_shown() -> None:
+    """The longest names of torch's losses fit, whatever variable takes the result."""
+    sketch = Sketch()
+    op = "binary_cross_entropy_with_logits"
+    sketch.backward(sketch.op(op, sketch.leaf("w"), name="generator_loss"))
+    assert f"generator_loss = {op}" in titles(draw(sketch))
 
 
 def test_a_name_is_on_an_arrow_only_if_no_box_says_it() -> None:
@@ -363,6 +424,21 @@ def test_arrows_between_boxes_are_those_between_their_nodes(sketch: Sketch, limi
         if tail in owner and head in owner and owner[tail] != owner[head]
     }
     assert {(a.tail, a.head, bool(a.reached)) for a in scene.arrows} == expected
+
+
+@given(sketches(), st.integers(1, 40))
+def test_each_arrow_s_passes_can_be_read(sketch: Sketch, limit: int) -> None:
+    """With several passes each solid arrow, or a box at its end, says which of them it means."""
+    scene = draw(sketch, limit=limit)
+    total = len(sketch.passes)
+    said = {drawn.id: {drawn.passes, *_starts(drawn, total)} for drawn in scene.boxes}
+    for arrow in scene.arrows:
+        if arrow.reached and total > 1 and not arrow.passes:
+            assert passes_phrase(arrow.reached, total) in said[arrow.tail] | said[arrow.head]
+
+
+def _starts(drawn: Box, total: int) -> set[str]:
+    return {passes_phrase(drawn.roots, total)} if drawn.roots and not drawn.passes else set()
 
 
 @given(sketches(), st.integers(1, 40))

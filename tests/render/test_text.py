@@ -8,7 +8,7 @@ import pytest
 
 from gradtrace._records import CutKind, Status
 from gradtrace._render import summary
-from gradtrace._render.wording import columns, passes_text, place, printable, shorten
+from gradtrace._render.wording import columns, passes_phrase, passes_text, place, printable, shorten
 
 from .graphs import TUTORIAL, Sketch, check_gold, hostile, stack_of_layers
 
@@ -24,6 +24,16 @@ def test_an_empty_trace_has_counts_only() -> None:
     """Nothing recorded is said in one line."""
     sketch = Sketch()
     assert summary(sketch.graph, sketch) == "0 leaves, 0 ops, 0 backward passes, 0 cuts"
+
+
+def test_ops_on_ways_to_a_root_are_told_from_others() -> None:
+    """An optimizer's step does not swell the count of what backward could go through."""
+    sketch = Sketch()
+    weight = sketch.leaf("w")
+    sketch.op("exp", weight)
+    assert summary(sketch.graph, sketch).startswith("1 leaf, 1 op, ")
+    sketch.backward(sketch.op("sum", sketch.op("sin", weight)))
+    assert "1 leaf, 2 ops on ways to a root, 1 other, " in summary(sketch.graph, sketch)
 
 
 def section(text: str, title: str) -> list[str]:
@@ -119,6 +129,20 @@ def test_columns_are_aligned_for_wide_characters() -> None:
 def test_passes_are_named_shortly(passes: tuple[int, ...], total: int, text: str) -> None:
     """Runs are joined, and what is too long is counted."""
     assert passes_text(passes, total) == text
+
+
+@pytest.mark.parametrize(
+    ("passes", "total", "text"),
+    [
+        ((0, 1), 2, "all passes"),
+        ((1,), 2, "pass 1"),
+        ((0, 1, 5), 9, "passes 0–1, 5"),
+        (tuple(range(0, 60, 2)), 99, "30 of 99 passes"),
+    ],
+)
+def test_passes_have_their_noun(passes: tuple[int, ...], total: int, text: str) -> None:
+    """One pass, several, or all of them."""
+    assert passes_phrase(passes, total) == text
 
 
 def test_places_have_no_folders() -> None:
