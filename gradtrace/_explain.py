@@ -112,7 +112,7 @@ class _Explainer:
 
     def _size(self) -> str:
         shape = self._shape
-        return "" if shape is None else f" [{' × '.join(map(str, shape))}]"
+        return "" if not shape else f" [{' × '.join(map(str, shape))}]"
 
     def _body(self) -> Iterator[str]:
         yield from self._arrivals()

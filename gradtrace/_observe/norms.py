@@ -17,6 +17,7 @@ from torch import Tensor
 from gradtrace._observe.identity import unwrapped
 
 _PLAIN: Final = (Tensor, torch.nn.Parameter)
+_COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _SAFE: Final = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
 
 
@@ -37,7 +38,7 @@ def norm_of(gradient: Tensor) -> float | Tensor | None:
         return None
     with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
         try:
-            values = _dense(unwrapped(gradient).detach())
+            values = _dense(unwrapped(gradient))
             return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
         except RuntimeError:  # inside a vmap (`is_grads_batched`), which knows no rule for this
             return None
@@ -47,9 +48,11 @@ def _dense(values: Tensor) -> Tensor:
     """Return strided values with the same norm."""
     if values.is_sparse:
         return values.coalesce().values()
+    if values.layout in _COMPRESSED:  # making another one would warn that they are in beta
+        return values.values()
     if values.is_nested:
         return values.values() if values.layout is torch.jagged else values.to_padded_tensor(0)
-    return values if values.layout is torch.strided else values.to_dense()
+    return values.detach() if values.layout is torch.strided else values.to_dense()
 
 
 def _on_cpu(values: Tensor) -> float:
