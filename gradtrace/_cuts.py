@@ -67,9 +67,12 @@ SHAPE_ONLY_ARGUMENTS: Final = {
     "set_": frozenset({0}),
 }
 
-# Ops with several results, each made from one input alone.
+# Ops with several results, the values of each of which come from one input alone.
 PAIRWISE: Final = frozenset(
-    {"broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"}
+    """
+    broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d
+    _pack_padded_sequence _pad_packed_sequence
+    """.split()
 )
 
 # SHAPE_ONLY ops that take data too, beside the tensor whose shape they read.

@@ -763,6 +763,20 @@ def test_sampling_with_reparametrisation() -> Ran:
     return trace, locals()
 
 
+@expect(w=REACHED, cell=REACHED)
+def test_packed_sequences() -> Ran:
+    """The lengths that a packed sequence carries come from the lengths, not from the values."""
+    w, net = leaf(1, 2), nn.LSTM(2, 3, batch_first=True)
+    cell = net.weight_hh_l0
+    with record() as trace:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.ones(2, 3, 2) * w, torch.tensor([3, 2]), batch_first=True
+        )
+        out, lengths = nn.utils.rnn.pad_packed_sequence(net(packed)[0], batch_first=True)
+        (out.sum(1) / lengths[:, None]).sum().backward()
+    return trace, locals()
+
+
 # -- custom Functions ------------------------------------------------------------------------------
 
 

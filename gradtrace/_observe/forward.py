@@ -403,6 +403,9 @@ class Forward(TorchFunctionMode):
         self, call: Call, inputs: tuple[Input, ...], results: list[Tensor], where: sites.Sites
     ) -> None:
         """Put a call on the tape each of whose results is made from one of its inputs alone."""
+        if len(inputs) != len(results):
+            self.add_op(call.name, inputs, results, where)
+            return
         for given, result in zip(inputs, results, strict=True):
             if not self._identity.unchanged(result):
                 self.add_op(call.name, (given,), [result], where)

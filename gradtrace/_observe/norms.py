@@ -56,7 +56,7 @@ def _dense(values: Tensor) -> Tensor:
 
 
 def _on_cpu(values: Tensor) -> float:
-    real = values.abs() if values.is_complex() else values
+    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     kept = real.dtype if real.dtype in _SAFE else torch.float32
     norm = torch.linalg.vector_norm(real, dtype=kept).item()
     low, high = _SAFE[kept]
@@ -64,7 +64,7 @@ def _on_cpu(values: Tensor) -> float:
 
 
 def _on_device(values: Tensor) -> Tensor:
-    real = values.abs() if values.is_complex() else values
+    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     if real.device.type == "mps":  # has no float64
         norm: Tensor = torch.linalg.vector_norm(real)
         return norm
