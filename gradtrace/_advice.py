@@ -147,6 +147,10 @@ SEE_UNSEEN: Final = "The way runs through {unseen}, which was not observed."
 STRAY_PASS: Final = (
     "A backward pass was started outside torch's Python API; its roots and edges were not observed."
 )
+FILLED_UNSEEN: Final = (
+    "Its .grad was filled while recording, but not by a pass that was observed: code that sets"
+    " .grad itself (FSDP does) hides what arrived."
+)
 BROKE_OFF: Final = "Backward pass {index} raised {error} before it came to this tensor."
 NOT_A_LEAF: Final = (
     "Not a leaf: {op} made it{at}{of}. Its .grad stays None unless retain_grad() was called on it"

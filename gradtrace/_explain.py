@@ -243,6 +243,8 @@ class _Explainer:
         yield _advice.ZERO if zero else _advice.NONFINITE
 
     def _unknown(self) -> Iterator[str]:
+        if self._facts["filled_unseen"]:
+            yield _advice.FILLED_UNSEEN
         reach = self._flow.reach(self._spot)
         for index in reach.interrupted:
             error = self._flow.passes[index].error

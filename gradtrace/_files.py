@@ -140,6 +140,7 @@ _NODE = {
     "grad_mode": _one_of(["grad", "no_grad", "inference_mode"]),
     "flavour": _TEXT._replace(default=""),
     "writes_to": _each(_COUNT)._replace(default=()),
+    "filled_unseen": _FLAG._replace(default=False),
     "result_names": _each(_maybe(_TEXT))._replace(default=()),
     "result_shapes": _each(_SHAPE)._replace(default=()),
     "result_requires_grad": _each(_FLAG)._replace(default=()),

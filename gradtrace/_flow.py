@@ -457,6 +457,8 @@ class Flow:
             return _status_of(norms)
         if not self.requires_grad(spot):
             return Status.FROZEN
+        if self.nodes[spot.node]["filled_unseen"]:
+            return Status.UNKNOWN
         if not self.passes:
             return Status.NO_BACKWARD
         return Status.REACHED if self._is_reached(spot) else self._status_unreached(spot)

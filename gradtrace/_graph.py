@@ -144,6 +144,7 @@ class _Builder:
             "grad_mode": node.grad_mode,
             "flavour": node.flavour,
             "writes_to": node.writes_to,
+            "filled_unseen": number in self._tape.filled_unseen,
             **self._results(number, node),
         }
 

@@ -173,6 +173,7 @@ class Tape:
     models_given: bool = False  # whether other names stand beside those from the roots
     required: set[int] = field(default_factory=set)  # nodes that came to require grad later on
     frozen: set[int] = field(default_factory=set)  # leaves that did not require it in the end
+    filled_unseen: set[int] = field(default_factory=set)  # leaves whose .grad came unobserved
     aliased_outputs: dict[int, Output] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
     edits: int = 0  # counts changes that no list's length shows
@@ -191,5 +192,6 @@ class Tape:
             len(self.names),
             len(self.required),
             len(self.frozen),
+            len(self.filled_unseen),
             self.edits,
         )

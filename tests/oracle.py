@@ -1,7 +1,7 @@
 """Oracles: what torch itself says, taken without a look at gradtrace's code.
 
 `run` runs a program with or without a recording and freezes all that can be seen of the run into
-plain values, which `differences` compares bit for bit. `leftovers` says what a recording left behind.
+plain values, which `differences` compares bit for bit. `leftovers` says what stayed behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import gradtrace
 
-# -- what a recording replaces ------------------------------------------------------------------------
+# -- what a recording replaces ---------------------------------------------------------------------
 
 
 def replaceable() -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _stance() -> str:
     return eval_frame._stance.stance
 
 
-# -- what autograd says ------------------------------------------------------------------------------
+# -- what autograd says ----------------------------------------------------------------------------
 
 
 def status_of_grad(gradients: Iterable[Tensor | None]) -> str | None:
@@ -95,7 +95,7 @@ def verdict_faults(leaves: Mapping[str, Tensor], trace: gradtrace.Trace) -> list
 
 _UNKNOWN_TO_NUMPY = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
-# -- everything that can be seen of a run ------------------------------------------------------------
+# -- everything that can be seen of a run ----------------------------------------------------------
 
 
 def freeze(value: Any) -> Any:

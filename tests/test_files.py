@@ -47,6 +47,7 @@ NODE = {
     "grad_mode": "grad",
     "flavour": "",
     "writes_to": (),
+    "filled_unseen": False,
     "result_names": (),
     "result_shapes": (),
     "result_requires_grad": (),

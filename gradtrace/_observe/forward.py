@@ -221,9 +221,7 @@ class Forward(TorchFunctionMode):
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        call = self._calls.get(func)
-        if call is None:
-            call = self._calls[func] = Call(func)
+        call = self._calls.get(func) or self._describe(func)
         if call.metadata or self.paused or torch._C._get_tracing_state() is not None:
             return func(*args, **kwargs)
         quiet = None
@@ -234,6 +232,15 @@ class Forward(TorchFunctionMode):
         if call.special is not None:
             return call.special(self, call, func, args, kwargs, sys._getframe(1), quiet or _plainly)
         return self.record(call, func, args, kwargs, sys._getframe(1), quiet)
+
+    def _describe(self, func: Any) -> Call:
+        try:
+            call = Call(func)
+        except Exception as error:  # somebody's callable of a kind that torch has none of
+            self.missed(type(func).__name__, error)
+            call = Call(_answers_no)
+        self._calls[func] = call
+        return call
 
     def _look_inside(self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs) -> Any:
         self._running.add(func)

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -24,8 +24,11 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     """Return a frame's local variables, leaving nothing of them alive.
 
     Before Python 3.13 `f_locals` leaves a snapshot in the frame that holds every local until the
-    function returns. It is emptied again, unless somebody else holds it (by `locals()`).
+    function returns. It is emptied again. The dictionary that `locals()` returned is the same one:
+    a function that may hold it is not looked into.
     """
+    if not _HOLDERS.isdisjoint(frame.f_code.co_names):
+        return {}
     snapshot = frame.f_locals
     found = dict(snapshot)
     is_snapshot = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
@@ -42,6 +45,9 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+_HOLDERS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
+
+
 def _uncompiled(path: str) -> str:
     """Leave out what torch.compile puts into a module's path."""
     return path.replace("_orig_mod.", "").removesuffix("_orig_mod")
@@ -52,7 +58,7 @@ class Names:
 
     def __init__(self, entered_by: object, roots: list[str]) -> None:
         self._entered_by = entered_by  # code object of the function that entered record()
-        self._tensors: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], str, bool]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._taken: set[str] = set()
         self.roots = roots
@@ -62,7 +68,8 @@ class Names:
     def add_tensor(self, tensor: Tensor, name: str) -> None:
         """Name a tensor, unless it has a name."""
         if self._tensor(tensor) is None:
-            self._tensors[id(tensor)] = (weakref.ref(tensor), name)
+            had_gradient = tensor.is_leaf and tensor.grad is not None
+            self._tensors[id(tensor)] = (weakref.ref(tensor), name, had_gradient)
 
     def add_model(self, model: nn.Module, prefix: str) -> None:
         """Name everything in a module by its path, behind a prefix that is empty or ends so."""
@@ -86,7 +93,7 @@ class Names:
     # -- asking ----------------------------------------------------------------------------------
 
     def _tensor(self, tensor: Tensor) -> str | None:
-        ref, name = self._tensors.get(id(tensor), (None, ""))
+        ref, name, _ = self._tensors.get(id(tensor), (None, "", False))
         return name if ref is not None and ref() is tensor else None
 
     def _module(self, module: nn.Module) -> str | None:
@@ -149,9 +156,9 @@ class Names:
                 self._add_root(value, type(value).__name__ if name == "self" else name)
                 return
 
-    def tensors(self) -> Iterator[tuple[Tensor, str]]:
-        """Yield the named tensors that are still alive."""
-        for ref, name in list(self._tensors.values()):
+    def tensors(self) -> Iterator[tuple[Tensor, str, bool]]:
+        """Yield the named tensors that live, their names, and whether they had a `.grad` then."""
+        for ref, name, had_gradient in list(self._tensors.values()):
             tensor = ref()
             if tensor is not None:
-                yield tensor, name
+                yield tensor, name, had_gradient

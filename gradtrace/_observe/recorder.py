@@ -101,12 +101,17 @@ class Recorder:
 
     def _add_named(self) -> None:
         """Name the leaves that were met before their module was, and add those never met."""
-        for tensor, name in self.names.tensors():
+        arrived = {arrival.leaf for arrival in self.tape.arrivals}
+        for tensor, name, had_gradient in self.names.tensors():
             value = self.identity.known(tensor)
             if value is not None:
                 self.tape.names.setdefault(node_of(value), name)
             elif isinstance(tensor, nn.Parameter):
-                self.identity.add_source(tensor, name=name)
+                value = self.identity.add_source(tensor, name=name)
+            if value is None or had_gradient or node_of(value) in arrived:
+                continue
+            if tensor.is_leaf and tensor.grad is not None:  # filled out of our sight, as FSDP does
+                self.tape.filled_unseen.add(node_of(value))
 
     # -- what no mode sees -----------------------------------------------------------------------
 
