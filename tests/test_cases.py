@@ -777,6 +777,18 @@ def test_packed_sequences() -> Ran:
     return trace, locals()
 
 
+@expect(w=cut(detach="h.detach()"), b=REACHED)
+def test_a_write_beside_a_data_that_was_read() -> Ran:
+    """Reading `.data` makes no later write to the tensor itself a cut."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        assert h.data.shape == h.shape
+        h.add_(w)
+        (h.detach() * b).sum().backward()
+    return trace, locals()
+
+
 # -- custom Functions ------------------------------------------------------------------------------
 
 

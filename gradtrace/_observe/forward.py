@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, FunctionType
@@ -204,8 +205,8 @@ class Forward(TorchFunctionMode):
         self.function: Function | None = None
         self.copying = 0
         self.paused = 0
-        # Memory that a `.data` shares -> whether the tensor it was read from requires grad.
-        self._data_storages: dict[int, bool] = {}
+        # Memory that a `.data` shares -> the tensor that it was read from.
+        self._data_owners: dict[int, weakref.ref[Tensor]] = {}
         self.backward_of: dict[int, int] = {}  # leaf node -> the pass that last filled its .grad
         self.latest_pass: int | None = None  # the latest that filled any .grad
         self.gradient_of: dict[int, int] = {}  # value of a .grad tensor -> leaf node
@@ -304,9 +305,9 @@ class Forward(TorchFunctionMode):
 
         What the target held before is then no way of its own through the write.
         """
-        owner_requires_grad = self._data_storages.get(storage_of(tensor))
-        if owner_requires_grad is not None:
-            return owner_requires_grad
+        owner = self._data_owner(tensor)
+        if owner is not None:
+            return owner.requires_grad
         return tensor.requires_grad and not torch.is_grad_enabled()
 
     @contextlib.contextmanager
@@ -500,8 +501,20 @@ class Forward(TorchFunctionMode):
         return node_of(inputs[0].value) if shares else None
 
     def _is_silent(self, tensor: Tensor) -> bool:
-        """Whether other tensors on this memory don't see the write by their version counters."""
-        return storage_of(tensor) in self._data_storages
+        """Whether another tensor on this memory doesn't see the write by its version counter."""
+        return self._data_owner(tensor) is not None
+
+    def _data_owner(self, tensor: Tensor) -> Tensor | None:
+        """Return the living tensor whose `.data` a tensor is, or is a view of; or None."""
+        if not self._data_owners:
+            return None
+        storage = storage_of(tensor)
+        ref = self._data_owners.get(storage)
+        owner = None if ref is None else ref()
+        # The memory may have been freed, and its number given to another tensor's.
+        if owner is None or storage_of(owner) != storage or _base(owner) is _base(tensor):
+            return None
+        return owner
 
     # -- writes into leaves ----------------------------------------------------------------------
 
@@ -519,7 +532,7 @@ class Forward(TorchFunctionMode):
         """`.data`, and its like: the result shares memory but no version counter."""
         result = self.record(call, func, args, kwargs, frame, watch)
         with watch():
-            self._data_storages[storage_of(args[0])] = args[0].requires_grad
+            self._data_owners[storage_of(args[0])] = weakref.ref(args[0])
         return result
 
     def _set_data(
@@ -628,6 +641,10 @@ class Forward(TorchFunctionMode):
         self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
     ) -> Any:
         return func(*args, **kwargs)
+
+
+def _base(tensor: Tensor) -> Tensor | None:
+    return tensor._base if tensor._is_view() else tensor
 
 
 def _has_default_handler(kind: Any) -> bool:
