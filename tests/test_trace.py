@@ -558,3 +558,17 @@ def test_asking_twice_gives_the_same(program: Program) -> None:
     trace, _ = run(program)
     for ask in _asks():
         assert ask(trace) == ask(trace)
+
+
+def test_a_program_that_calls_eval_still_has_its_names() -> None:
+    """`model.eval()` in a function hides none of its variables."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    second.eval()
+    with gradtrace.record() as trace:
+        second(first(torch.ones(2))).sum().backward()
+    assert {leaf.name for leaf in trace.leaves} == {
+        "first.weight",
+        "first.bias",
+        "second.weight",
+        "second.bias",
+    }

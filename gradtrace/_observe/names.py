@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,11 +27,11 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     function returns. It is emptied again. The dictionary that `locals()` returned is the same one:
     a function that may hold it is not looked into.
     """
-    if not _HOLDERS.isdisjoint(frame.f_code.co_names):
+    is_snapshot = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_snapshot and "locals" in frame.f_code.co_names:
         return {}
     snapshot = frame.f_locals
     found = dict(snapshot)
-    is_snapshot = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
     if is_snapshot and sys.getrefcount(snapshot) <= 3 and sys.gettrace() is None:
         snapshot.clear()
     return found
@@ -43,9 +43,6 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
         if category(frame.f_code) is not Category.TORCH:
             yield frame
         frame = frame.f_back
-
-
-_HOLDERS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
 def _uncompiled(path: str) -> str:
