@@ -113,7 +113,7 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
     def __enter__(self) -> Trace:
         recorder = Recorder(self._values, sys._getframe(1).f_code)
         trace = Trace(_Live(recorder))
-        recorder.start(self._models, self._names)
+        _untraced(recorder.start)(self._models, self._names)
         self._running.append((recorder, trace))
         _latest.trace = trace
         return trace
@@ -127,7 +127,7 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
         if not self._running:
             raise RecordingError("this recording was not entered. Use it in a `with` statement.")
         recorder, trace = self._running.pop()
-        recorder.stop(sys._getframe(1))
+        _untraced(recorder.stop)(sys._getframe(1))
         self._export(trace, error)
 
     def _export(self, trace: Trace, error: BaseException | None) -> None:
@@ -149,6 +149,17 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
                 return function(*args, **kwargs)
 
         return recorded
+
+
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep dynamo out, where a compiled function records inside itself.
+
+    It gives such a function up and has Python run it, but would go on to trace what that calls.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return function
+    disable: Callable[..., Callable[P, R]] = torch._dynamo.disable
+    return disable(function)
 
 
 def last_trace() -> Trace:

@@ -201,6 +201,7 @@ class Forward(TorchFunctionMode):
         self._identity = identity
         self._calls: dict[Callable[..., Any], Call] = {}
         self._running: set[Callable[..., Any]] = set()
+        self._stand_ins = sites.StandIns()
         self.modules: list[str] = [""]
         self.function: Function | None = None
         self.copying = 0
@@ -229,7 +230,7 @@ class Forward(TorchFunctionMode):
         if (types and not all(map(_has_default_handler, types))) or not _is_alone():
             quiet = _quietly
         elif call.twin is not None and func not in self._running:
-            return self._look_inside(func, call.twin, args, kwargs)
+            return self._look_inside(func, call.twin, args, kwargs, sys._getframe(1))
         if call.special is not None:
             return call.special(self, call, func, args, kwargs, sys._getframe(1), quiet or _plainly)
         return self.record(call, func, args, kwargs, sys._getframe(1), quiet)
@@ -243,11 +244,13 @@ class Forward(TorchFunctionMode):
         self._calls[func] = call
         return call
 
-    def _look_inside(self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    def _look_inside(
+        self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs, frame: FrameType
+    ) -> Any:
         self._running.add(func)
         torch._C._push_on_torch_function_stack(self)
         try:
-            return twin(*args, **kwargs)
+            return self._stand_ins.of(_caller_of(func, frame))(twin, args, kwargs)
         finally:
             torch._C._pop_torch_function_stack()
             self._running.discard(func)
@@ -264,7 +267,7 @@ class Forward(TorchFunctionMode):
         func: Any,
         args: Args,
         kwargs: Kwargs,
-        frame: FrameType | None,
+        frame: FrameType,
         quiet: Watch | None,
     ) -> Any:
         """Make a call and put it on the tape. What goes wrong in observing stays here."""
@@ -277,7 +280,7 @@ class Forward(TorchFunctionMode):
         except Exception as error:
             self.missed(call.name, error)
             return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+        result = self._stand_ins.of(frame)(func, args, kwargs)
         try:
             if quiet is None:
                 self._note(call, inputs, written, args, result, frame)
@@ -572,7 +575,7 @@ class Forward(TorchFunctionMode):
         self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
     ) -> Any:
         """Calls of which only what they leave behind is noted."""
-        result = func(*args, **kwargs)
+        result = self._stand_ins.of(frame)(func, args, kwargs)
         try:
             with watch():
                 _AFTER[call.name](self, args[0], result, frame)
@@ -641,6 +644,14 @@ class Forward(TorchFunctionMode):
         self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
     ) -> Any:
         return func(*args, **kwargs)
+
+
+def _caller_of(func: FunctionType, frame: FrameType) -> FrameType:
+    """Return the frame that called one of torch's Python functions, which then called the mode."""
+    at: FrameType | None = frame
+    while at is not None and at.f_code is not func.__code__:
+        at = at.f_back
+    return frame if at is None or at.f_back is None else at.f_back
 
 
 def _base(tensor: Tensor) -> Tensor | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradtrace._observe.sites import is_stand_in
 from gradtrace._source import Category, category
 from gradtrace._tape import rooted_prefix
 
@@ -40,7 +41,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames of code outside torch, innermost first."""
     while frame is not None:
-        if category(frame.f_code) is not Category.TORCH:
+        if category(frame.f_code) is not Category.TORCH and not is_stand_in(frame):
             yield frame
         frame = frame.f_back
 
