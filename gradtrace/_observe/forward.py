@@ -450,7 +450,7 @@ class Forward(TorchFunctionMode):
     def _add_sources(self, call: Call, outputs: list[Tensor], frame: FrameType | None) -> None:
         """Put what a factory made on the tape: a leaf, or data."""
         where = self.where(frame)
-        for at, tensor in enumerate(outputs):
+        for tensor in outputs:
             kind = "leaf" if tensor.requires_grad else "input"
             node = self._tape.add(
                 Node(kind, call.name, *where, grad_mode(), (), (describe(tensor),))
@@ -458,8 +458,6 @@ class Forward(TorchFunctionMode):
             value = self._identity.register(tensor, value_of(node, 0))
             if tensor.requires_grad:
                 self._identity.on_leaf(tensor, node_of(value))
-            if at == 2**10:
-                break
 
     def add_op(
         self,
@@ -473,29 +471,33 @@ class Forward(TorchFunctionMode):
         node: int | None = None,
     ) -> int:
         """Put an op with its results on the tape and make the results known."""
-        if not flavour and self.copying:
-            flavour = "within_copy"
-        if not flavour and torch._C._functorch.peek_interpreter_stack() is not None:
-            flavour = "transformed"
         plain = [unwrapped(tensor) for tensor in outputs]
         facts = [facts_of(tensor) for tensor in plain]
         described = tuple([output for output, _ in facts])
+        flavour = flavour or self._circumstance()
         alias = self._alias(name, inputs, plain)
         entry = new_node(("op", name, *where, grad_mode(), inputs, described, flavour, alias, ()))
         if node is None:
             node = self._tape.add(entry)
         else:
             self._tape.nodes[node] = entry
-        for at, (tensor, (output, grad_fn)) in enumerate(zip(outputs, facts, strict=True)):
+        for at, (output, grad_fn) in enumerate(facts):
             value = value_of(node, at)
-            self._identity.settle(tensor, plain[at], value, grad_fn)
+            self._identity.settle(outputs[at], plain[at], value, grad_fn)
             # A view of a leaf that is taken under no_grad calls itself a leaf; nobody means it so.
             is_view = plain[at]._is_view() and not torch.is_grad_enabled()
             if output.requires_grad and grad_fn is None and not is_view:
-                self._identity.leaf_made_by_op(tensor, value, where)
+                self._identity.leaf_made_by_op(outputs[at], value, where)
         for tensor in written:
             self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
         return node
+
+    def _circumstance(self) -> str:
+        """Return the flavour that an op has from what it runs inside of."""
+        if self.copying:
+            return "within_copy"
+        inside_transform = torch._C._functorch.peek_interpreter_stack() is not None
+        return "transformed" if inside_transform else ""
 
     def _alias(self, name: str, inputs: tuple[Input, ...], outputs: list[Tensor]) -> int | None:
         if not inputs or not outputs:
@@ -666,7 +668,9 @@ def _has_default_handler(kind: Any) -> bool:
 def _is_alone() -> bool:
     """Whether nobody else's mode is on, whose handler would miss the function that is seen into."""
     depth = torch._C._len_torch_function_stack()
-    return all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(depth))
+    return not depth or all(
+        _is_harmless(torch._C._get_function_stack_at(at)) for at in range(depth)
+    )
 
 
 def _is_harmless(mode: Any) -> bool:
