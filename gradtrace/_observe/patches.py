@@ -141,9 +141,11 @@ def _method_around(method: str, original: Call) -> Call:
 
 
 def _classmethod_around(original: Any) -> Any:
-    apply = original.__func__
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # Bound by hand: it is a classmethod in torch 2.6 to 2.13, and a C method in 2.14.
+        return original.__get__(None, cls)(*args, **kwargs)
 
-    @functools.wraps(apply)
+    @functools.wraps(original.__get__(None, torch.autograd.Function))
     def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not _thread.observers:
             return apply(cls, *args, **kwargs)
