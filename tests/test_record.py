@@ -446,3 +446,14 @@ def test_a_module_that_raises_leaves_its_path() -> None:
             net(w)
         (w * 2).sum().backward()
     assert [each.module for each in trace.ops] == ["", ""]
+
+
+def test_leaves_are_left_as_they_were() -> None:
+    """No hook stays on a leaf, not even the empty dictionary that torch keeps hooks in."""
+    w, hooked = leaf(1, 2), leaf(3, 4)
+    hooked.register_post_accumulate_grad_hook(lambda tensor: None)
+    with gradtrace.record():
+        (w * hooked).sum().backward()
+    assert w._post_accumulate_grad_hooks is None
+    assert w._backward_hooks is None
+    assert len(hooked._post_accumulate_grad_hooks) == 1

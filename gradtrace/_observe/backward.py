@@ -16,6 +16,7 @@ inside an op or leads from an op to a value; the latter are the links that are p
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
@@ -147,7 +148,7 @@ class Backward:
         self._pending: list[tuple[Arrival, Tensor]] = []
         self._pending_links: list[tuple[Pass, int, Tensor]] = []
         self._pass_nodes: dict[int, int] = {}
-        self._leaf_hooks: list[Any] = []
+        self._leaf_hooks: list[tuple[weakref.ref[Tensor], Any]] = []
         self._stray: tuple[int, int] | None = None
         forward.run_backward = self.called
         forward.cleared = self.cleared
@@ -439,7 +440,7 @@ class Backward:
         # The hook holds numbers only: one that held its tensor could never be freed.
         register: Callable[..., Any] = tensor.register_post_accumulate_grad_hook
         hook = register(partial(self._stray_arrival, node))
-        self._leaf_hooks.append(hook)
+        self._leaf_hooks.append((weakref.ref(tensor), hook))
 
     def _stray_arrival(self, leaf: int, tensor: Tensor) -> None:
         try:
@@ -462,8 +463,11 @@ class Backward:
 
     def close(self) -> None:
         """Take off what is still on, and read what waits."""
-        for hook in self._leaf_hooks:
+        for ref, hook in self._leaf_hooks:
             hook.remove()
+            tensor: Any = ref()
+            if tensor is not None and not tensor._post_accumulate_grad_hooks:
+                tensor._post_accumulate_grad_hooks = None  # not even an empty dictionary stays
         self._leaf_hooks.clear()
         self.settle()
 
