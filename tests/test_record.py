@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import pathlib
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -457,3 +458,33 @@ def test_leaves_are_left_as_they_were() -> None:
     assert w._post_accumulate_grad_hooks is None
     assert w._backward_hooks is None
     assert len(hooked._post_accumulate_grad_hooks) == 1
+
+
+@pytest.mark.parametrize("backward", ["loss.backward()", "pass"])
+def test_deep_graphs_are_freed(backward: str) -> None:
+    """A graph of many thousand nodes in a row does not kill the process when it is freed."""
+    program = f"""
+import gc, torch, gradtrace
+x = torch.ones(3, requires_grad=True)
+with gradtrace.record() as trace:
+    h = x
+    for _ in range(60_000):
+        h = h * 1.0001
+    loss = h.sum()
+    {backward}
+    del h, loss
+with gradtrace.record():
+    h = x
+    for _ in range(60_000):
+        h = h * 1.0001
+assert not trace.graph.graph["troubles"]
+del h
+gc.collect()
+from gradtrace._observe import anchors
+assert not anchors._outliving and anchors._release_outliving not in gc.callbacks
+print("alive")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("alive\n", 0), done.stderr

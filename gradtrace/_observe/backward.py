@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gradtrace._observe import sites
+from gradtrace._observe.anchors import BEGIN, EVERY
 from gradtrace._observe.forward import Forward
 from gradtrace._observe.identity import Identity, grad_fn_of, is_leaf_node, shape_of
 from gradtrace._observe.norms import norm_of
@@ -255,6 +256,7 @@ class Backward:
         finally:
             self._forward.paused -= 1
             self._running.pop()
+            self._forward.anchors.release()
             if accumulate_grad:
                 self._forward.latest_pass = watched.record.index
             try:
@@ -565,7 +567,15 @@ class _Watched:
             for edge in graph.behind(shared, out_of):
                 further = self._state(edge, executed) if state == "reached" else state
                 self._add_link(graph.owners[shared.of], edge, further)
+        self._anchor(graph.nodes)
         self._graph = _Graph()
+
+    def _anchor(self, nodes: list[Any]) -> None:
+        """Hold every so many nodes of a deep graph, most of which may be new to Python."""
+        anchors = self._backward._forward.anchors
+        if len(nodes) > BEGIN:
+            for grad_fn in nodes[::EVERY]:
+                anchors.hold(grad_fn)
 
     def _add_link(self, op: int, edge: _Edge, state: str) -> None:
         links = self.record.links

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradtrace import _cuts
 from gradtrace._observe import sites
+from gradtrace._observe.anchors import BEGIN, EVERY, Anchors
 from gradtrace._observe.identity import (
     Identity,
     describe,
@@ -202,6 +203,7 @@ class Forward(TorchFunctionMode):
         self._calls: dict[Callable[..., Any], Call] = {}
         self._running: set[Callable[..., Any]] = set()
         self._stand_ins = sites.StandIns()
+        self.anchors = Anchors()
         self.modules: list[str] = [""]
         self.function: Function | None = None
         self.copying = 0
@@ -490,7 +492,16 @@ class Forward(TorchFunctionMode):
                 self._identity.leaf_made_by_op(outputs[at], value, where)
         for tensor in written:
             self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
+        if node > BEGIN and facts:
+            self._anchor(node, facts[0][1])
         return node
+
+    def _anchor(self, node: int, grad_fn: Any) -> None:
+        """Hold every so many nodes of a deep graph; see `anchors.py`."""
+        if grad_fn is not None and node % EVERY == 0:
+            self.anchors.hold(grad_fn)
+        elif node % 64 == 0 and self.anchors:
+            self.anchors.release()
 
     def _circumstance(self) -> str:
         """Return the flavour that an op has from what it runs inside of."""

@@ -75,6 +75,7 @@ class Recorder:
         self._ended = True
         with self.forward.silence():
             self.backward.close()
+        self.forward.anchors.outlive()
 
     def catch_up(self) -> None:
         """Put on the tape what is known by now only: names, norms that waited, requirements.
