@@ -37,6 +37,7 @@ class Anchors:
     def __init__(self) -> None:
         self._held: list[Any] = []
         self._needed: bool | None = None
+        self._releasing = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -50,13 +51,22 @@ class Anchors:
 
     def release(self) -> None:
         """Let go of the nodes that nothing else holds; each may be what held the next."""
-        held = self._held
-        before = None
-        while held and len(held) != before:
-            before = len(held)
-            for at in range(len(held) - 1, -1, -1):
-                if sys.getrefcount(held[at]) == _OURS:
-                    del held[at]
+        if self._releasing:  # freeing a node can set off a garbage collection, which comes here
+            return
+        self._releasing = True
+        try:
+            while self._release_free():
+                pass
+        finally:
+            self._releasing = False
+
+    def _release_free(self) -> bool:
+        """Let go of what is free by now, the latest first; return whether anything was."""
+        held, before = self._held, len(self._held)
+        for at in range(before - 1, -1, -1):
+            if sys.getrefcount(held[at]) == _OURS:
+                del held[at]
+        return len(held) < before
 
     def outlive(self) -> None:
         """Hand over what graphs that outlive the recording need, until they are freed."""
