@@ -253,6 +253,8 @@ class _Explainer:
             yield _advice.SEE_UNSEEN.format(unseen=self._flow.label(unseen))
         if any(not done.observed for done in self._flow.passes):
             yield _advice.STRAY_PASS
+        for trouble in self._flow.troubles[:3]:
+            yield _advice.NOT_OBSERVED.format(trouble=trouble)
 
     # -- where values went wrong -----------------------------------------------------------------
 

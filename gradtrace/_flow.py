@@ -221,6 +221,11 @@ class Flow:
         name = facts["result_names"][spot.output] or f"{facts['op']}[{spot.output}]"
         return name, facts["result_shapes"][spot.output]
 
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Calls that could not be observed: what seems unused may have flowed through them."""
+        return tuple(self.graph.graph.get("troubles", ()))
+
     # -- roots -----------------------------------------------------------------------------------
 
     @cached_property
@@ -490,7 +495,7 @@ class Flow:
             return Status.CUT
         if reach.interrupted or (reach.has_path and reach.connected):
             return Status.UNKNOWN
-        if any(not done.observed for done in self.passes):
+        if self.troubles or any(not done.observed for done in self.passes):
             return Status.UNKNOWN
         return Status.CUT if self._last_resort(spot) else Status.UNUSED
 

@@ -261,7 +261,7 @@ class _Builder:
         for producer, _, passes in graph.edges(data="reached"):
             reached[producer].update(passes)
         for done in self._tape.passes:
-            for value, _ in done.captured:
+            for value in done.captured:
                 reached[node_of(value)].add(done.index)
             for root in done.roots:
                 node = graph.nodes[node_of(root)]
@@ -309,7 +309,7 @@ class _Builder:
             "inside": done.inside,
             "internal": done.internal,
             "observed": done.observed,
-            "captured": tuple((node_of(value), output_of(value)) for value, _ in done.captured),
+            "captured": tuple((node_of(value), output_of(value)) for value in done.captured),
         }
 
     def _value_name(self, value: int) -> str:

@@ -154,7 +154,7 @@ class Pass:
     observed: bool = True
     error: str | None = None
     links: list[LinkState] = field(default_factory=list)
-    captured: list[tuple[int, float | None]] = field(default_factory=list)
+    captured: list[int] = field(default_factory=list)  # values that `grad` returned gradients for
 
 
 @dataclass(slots=True)

@@ -387,3 +387,17 @@ def test_explanations_are_values() -> None:
         loss.backward()
     assert (before.status, str(before)) == ("no_backward", text)
     assert copy.deepcopy(before) == before
+
+
+def test_what_could_not_be_observed_makes_no_verdict() -> None:
+    """Where a call was missed, what seems unused is unknown, and the explanation says why."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with gradtrace.record() as trace:
+        w * 2
+        b.sum().backward()
+    assert trace.explain(w).status == "unused"
+    trace.graph.graph["troubles"] = ("odd_op: RuntimeError: no shape",)
+    explanation = trace.explain(w)
+    assert explanation.status == "unknown"
+    assert "odd_op" in str(explanation)
+    assert trace.explain(b).status == "reached"

@@ -384,7 +384,7 @@ class Backward:
             node = self._tape.nodes[node_of(value)]
             if node is not None and node.kind in ("leaf", "input"):
                 self.arrived(record, node_of(value), gradient)
-            record.captured.append((value, None))
+            record.captured.append(value)
         if returned:
             node_number = self.pass_node(record.index)
             self._fill(node_number, returned)
