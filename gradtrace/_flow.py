@@ -47,7 +47,6 @@ class Stop(NamedTuple):
     node: int
     kind: CutKind
     passes: tuple[int, ...]
-    before: int  # the node on the leaf's side
 
 
 @dataclass(frozen=True)
@@ -364,7 +363,7 @@ class Flow:
                 goes_on = True
             else:
                 kind = self._kind(edge, dtype, requires_grad)
-                stop = Stop(edge.consumer, kind, (), edge.producer)
+                stop = Stop(edge.consumer, kind, ())
                 stops.setdefault((edge.consumer, kind), stop)
         return goes_on
 
@@ -391,7 +390,7 @@ class Flow:
                 if here:
                     before = stops.get((edge.consumer, kind))
                     here = tuple(dict.fromkeys((*(before.passes if before else ()), *here)))
-                    stops[edge.consumer, kind] = Stop(edge.consumer, kind, here, edge.producer)
+                    stops[edge.consumer, kind] = Stop(edge.consumer, kind, here)
         return tuple(sorted(broken))
 
     # -- ways ------------------------------------------------------------------------------------
@@ -521,12 +520,12 @@ class Flow:
         """Return the stop where an edge leads out of autograd's sight, or None."""
         consumer = self.nodes[edge.consumer]
         if consumer["kind"] == "escape":
-            return Stop(edge.consumer, CutKind.ESCAPE, (), edge.producer)
+            return Stop(edge.consumer, CutKind.ESCAPE, ())
         if edge.facts["weak"]:
             if start in consumer["writes_to"] or not consumer["writes_to"]:
                 return None
             kind = stop_kind(consumer["op"], consumer["grad_mode"], consumer["flavour"], True)
-            return Stop(edge.consumer, kind, (), edge.producer)
+            return Stop(edge.consumer, kind, ())
         results = [f for f in self._out[edge.consumer] if f.consumer in self.leads_to_end]
         if not results or any(self._connects(edge, f.facts["requires_grad"]) for f in results):
             return None
@@ -534,7 +533,7 @@ class Flow:
         if not self._ends_elsewhere(start, edge.consumer):
             return None
         kind = self._kind(edge, first["dtype"], first["requires_grad"])
-        return Stop(edge.consumer, kind, (), edge.producer)
+        return Stop(edge.consumer, kind, ())
 
     def _ends_elsewhere(self, start: int, node: int) -> bool:
         """Whether data leads from a node to an escape, or into another leaf than `start`."""
