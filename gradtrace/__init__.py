@@ -34,8 +34,11 @@ if TYPE_CHECKING:
         Cut,
         CutKind,
         Gradient,
+        Hazard,
+        HazardKind,
         Leaf,
         Location,
+        Need,
         Op,
         Status,
     )
@@ -48,7 +51,9 @@ _HOMES = {
     ),
     "_explain": "Explanation",
     "_record": "last_trace record",
-    "_records": "BackwardPass Cut CutKind Gradient Leaf Location Op Status",
+    "_records": (
+        "BackwardPass Cut CutKind Gradient Hazard HazardKind Leaf Location Need Op Status"
+    ),
     "_trace": "Trace load",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -63,9 +68,12 @@ __all__ = [
     "ForeignTensorError",
     "Gradient",
     "GradtraceError",
+    "Hazard",
+    "HazardKind",
     "LayoutError",
     "Leaf",
     "Location",
+    "Need",
     "NoMatchError",
     "NotATensorError",
     "Op",

@@ -152,6 +152,7 @@ FILLED_UNSEEN: Final = (
     " .grad itself (FSDP does) hides what arrived."
 )
 NOT_OBSERVED: Final = "A call could not be observed ({trouble}); the way may run through it."
+OVERWRITTEN: Final = "Its gradient is not to be trusted: {}."
 BROKE_OFF: Final = "Backward pass {index} raised {error} before it came to this tensor."
 NOT_A_LEAF: Final = (
     "Not a leaf: {op} made it{at}{of}. Its .grad stays None unless retain_grad() was called on it"

@@ -1,4 +1,4 @@
-"""The table of rules: one observed call -> what it does to a gradient. Pure data and two functions.
+"""The table of rules: one observed call -> what it does to a gradient. Pure data and functions.
 
 Whether a gradient did pass is never decided here: that is observed. These rules name the reason
 where it did not, and say which calls carry data at all.
@@ -118,6 +118,25 @@ _NO_DERIVATIVE: Final = frozenset(
     bitwise_xor one_hot heaviside nextafter unique bincount signbit
     """.split()
 )
+
+
+# In-place calls that leave the values in memory as they are.
+SAME_VALUES: Final = frozenset(
+    """
+    detach_ requires_grad_ rename_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_
+    as_strided_ set_
+    """.split()
+)
+_READS_LIKE_A_WRITE: Final = frozenset({"__invert__", "__index__", "__int__", "__iter__"})
+
+
+def writes(op: str) -> bool:
+    """Whether an op of this name writes to its first argument."""
+    if op == "setitem":
+        return True
+    if op.startswith("__i") and op.endswith("__"):
+        return op not in _READS_LIKE_A_WRITE
+    return op.endswith("_") and not op.endswith("__")
 
 
 def stop_kind(op: str, grad_mode: str, flavour: str, floating: bool) -> CutKind:

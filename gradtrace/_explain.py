@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from gradtrace import _advice
 from gradtrace._flow import Flow, Spot, location_of
-from gradtrace._records import Cut, CutKind, Gradient, Location, Status
+from gradtrace._hazards import hazards
+from gradtrace._records import Cut, CutKind, Gradient, Hazard, HazardKind, Location, Status
 
 _PATHS_SHOWN = 8
 _CONVERSIONS = frozenset({"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type"})
@@ -174,6 +175,7 @@ class _Explainer:
                 yield _advice.REMEDIES[kind]
         yield from self._if_meant()
         yield from self._about_status()
+        yield from map(_advice.OVERWRITTEN.format, self._overwritten())
 
     def _if_meant(self) -> Iterator[str]:
         """Yield how to assert the first cut that people make on purpose."""
@@ -255,6 +257,13 @@ class _Explainer:
             yield _advice.STRAY_PASS
         for trouble in self._flow.troubles[:3]:
             yield _advice.NOT_OBSERVED.format(trouble=trouble)
+
+    def _overwritten(self) -> Iterator[Hazard]:
+        """Yield the writes that make gradients on the tensor's ways wrong without a word."""
+        silent = [h for h in hazards(self._flow) if h.kind is HazardKind.SILENT_WRITE]
+        if silent and self._status in (Status.REACHED, Status.ZERO, Status.NONFINITE):
+            passed = {edge.consumer for edge in self._flow.reach(self._spot).connected}
+            yield from (h for h in silent if h.needed_by and h.needed_by.node in passed)
 
     # -- where values went wrong -----------------------------------------------------------------
 

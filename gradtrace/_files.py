@@ -16,10 +16,11 @@ One object, in plain ASCII; it holds values only, and reading it runs nothing.
   Attributes may be added within a version: a reader keeps what it does not know, and takes the
   default of the tables below for what an older writer did not know.
 - `graph` holds the graph's own attributes, except for `version`, which stands above. A backward
-  pass and a gradient, tuples of pairs in the graph, are objects here.
+  pass, a gradient and an overwrite, tuples of pairs in the graph, are objects here.
 - `nodes` come in the graph's order, with an `id` each; `edges` come by the node that they lead to.
   `source` and `target` are ids, `key` tells parallel edges apart. Everything beside these is an
-  attribute. `_NODE`, `_EDGE`, `_PASS`, `_GRADIENT` and `_GRAPH` below name each with what fits.
+  attribute. `_NODE`, `_EDGE`, `_PASS`, `_GRADIENT`, `_OVERWRITE` and `_GRAPH` below name each with
+  what fits.
 - A tuple is a list. A float that JSON has no number for is one of the strings "NaN", "Infinity" and
   "-Infinity". A string that reads so, after any number of backslashes, is written with one
   backslash more: a variable named `NaN` is "\\NaN" in the file.
@@ -141,6 +142,7 @@ _NODE = {
     "flavour": _TEXT._replace(default=""),
     "writes_to": _each(_COUNT)._replace(default=()),
     "filled_unseen": _FLAG._replace(default=False),
+    "dropped": _FLAG._replace(default=False),
     "result_names": _each(_maybe(_TEXT))._replace(default=()),
     "result_shapes": _each(_SHAPE)._replace(default=()),
     "result_requires_grad": _each(_FLAG)._replace(default=()),
@@ -193,6 +195,16 @@ _GRADIENT = {
     "cleared_function": _maybe(_TEXT),
 }
 
+_OVERWRITE = {
+    "op": _TEXT,
+    **_PLACE,
+    "module": _TEXT,
+    "tensor": _maybe(_TEXT),
+    "needed_by": _COUNT,
+    "backward_pass": _COUNT,
+    "silent": _FLAG,
+}
+
 _GRAPH = {
     "torch": _TEXT,
     "when": _TEXT,
@@ -204,7 +216,8 @@ _GRAPH = {
 
 _DOCUMENT_KEYS = ("graph", "nodes", "edges")
 # The graph's attributes that are tuples of records, each a tuple of pairs.
-_RECORDS = {"passes": _PASS, "gradients": _GRADIENT}
+_RECORDS = {"passes": _PASS, "gradients": _GRADIENT, "overwrites": _OVERWRITE}
+_LATER_RECORDS = {"overwrites"}  # files of the first writers have none
 _NODE_PLACE = {"id": _COUNT}
 _EDGE_PLACE = {"source": _COUNT, "target": _COUNT, "key": _COUNT}
 
@@ -405,7 +418,7 @@ def _graph_attributes(own: Attributes) -> Attributes:
     plain = {name: value for name, value in own.items() if name not in _RECORDS}
     attributes = _checked(plain, _GRAPH, "graph")
     for name, forms in _RECORDS.items():
-        records = own.get(name)
+        records = own.get(name, [] if name in _LATER_RECORDS else None)
         if not isinstance(records, list):
             raise _misfit(f"graph.{name}", records, "a list")
         attributes[name] = tuple(
@@ -488,6 +501,8 @@ def _passes_named(graph: nx.MultiDiGraph) -> Iterator[tuple[str, int]]:
             yield f"graph.passes[{number}].inside", record["inside"]
     for number, record in enumerate(map(dict, graph.graph["gradients"])):
         yield f"graph.gradients[{number}].backward_pass", record["backward_pass"]
+    for number, record in enumerate(map(dict, graph.graph["overwrites"])):
+        yield f"graph.overwrites[{number}].backward_pass", record["backward_pass"]
 
 
 def _nodes_named(graph: nx.MultiDiGraph) -> Iterator[tuple[str, int]]:
@@ -499,6 +514,8 @@ def _nodes_named(graph: nx.MultiDiGraph) -> Iterator[tuple[str, int]]:
         yield from ((f"graph.passes[{number}].roots", root) for root in record["roots"])
     for number, record in enumerate(map(dict, graph.graph["gradients"])):
         yield f"graph.gradients[{number}].node", record["node"]
+    for number, record in enumerate(map(dict, graph.graph["overwrites"])):
+        yield f"graph.overwrites[{number}].needed_by", record["needed_by"]
 
 
 def _misfit(where: str, given: object, words: str) -> _MisfitError:

@@ -15,13 +15,14 @@ from typing import Any, Final
 import networkx as nx
 
 from gradtrace import _source
-from gradtrace._cuts import STOPS
+from gradtrace._cuts import STOPS, writes
 from gradtrace._tape import (
     OUTPUT_MASK,
     Input,
     LinkState,
     Node,
     Output,
+    Overwrite,
     Pass,
     Site,
     Tape,
@@ -145,6 +146,7 @@ class _Builder:
             "flavour": node.flavour,
             "writes_to": node.writes_to,
             "filled_unseen": number in self._tape.filled_unseen,
+            "dropped": _is_dropped(node),
             **self._results(number, node),
         }
 
@@ -291,6 +293,7 @@ class _Builder:
             "troubles": tuple(tape.troubles),
             "passes": tuple(tuple(self._pass(done).items()) for done in tape.passes),
             "gradients": tuple(tuple(g.items()) for g in self._gradients()),
+            "overwrites": tuple(tuple(self._overwrite(o).items()) for o in tape.overwrites),
         }
 
     def _pass(self, done: Pass) -> Attributes:
@@ -311,6 +314,23 @@ class _Builder:
             "observed": done.observed,
             "captured": tuple((node_of(value), output_of(value)) for value in done.captured),
         }
+
+    def _overwrite(self, found: Overwrite) -> Attributes:
+        return {
+            "op": found.op,
+            **_place(found.site, found.called_from),
+            "module": self._word(found.module),
+            "tensor": None if found.value is None else self._value_text(found.value),
+            "needed_by": found.needed_by,
+            "backward_pass": found.backward_pass,
+            "silent": found.silent,
+        }
+
+    def _value_text(self, value: int) -> str:
+        """Return a value's name, or the expression that made it."""
+        node = self._tape.nodes[node_of(value)]
+        site = None if node is None else node.site
+        return self._names.get(value) or _place(site, None)["source"] or self._value_name(value)
 
     def _value_name(self, value: int) -> str:
         node = self._tape.nodes[node_of(value)]
@@ -377,6 +397,18 @@ def _place(site: Site | None, called_from: Site | None) -> Attributes:
         "called_from_line": None if own is None else own.line,
         "called_from_function": None if own is None else own.function,
     }
+
+
+def _is_dropped(node: Node) -> bool:
+    """Whether a line of the user's own makes a result that nothing takes: `x.detach()` alone."""
+    if node.kind != "op" or node.site is None or node.called_from is not None or node.flavour:
+        return False
+    if not node.outputs or writes(node.op or ""):
+        return False
+    called = _source.dropped_call(*node.site)
+    if called is None or "out=" in (_source.expression(*node.site) or ""):
+        return False
+    return bool((node.op or "").startswith(called))
 
 
 def is_direct(node: Node, op: str | None = None) -> bool:

@@ -39,6 +39,14 @@ class CutKind(StrEnum):
     FIRST_ORDER = "first_order"
 
 
+class HazardKind(StrEnum):
+    """What a program does that it likely does not mean."""
+
+    SILENT_WRITE = "silent_write"
+    WRITE = "write"
+    DROPPED = "dropped"
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A place in a program.
@@ -190,3 +198,69 @@ class BackwardPass:
     error: str | None = None
     inside: int | None = None
     observed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Who needed a tensor that was overwritten.
+
+    Attributes:
+        op: The op whose backward needed it.
+        node: Its node in `trace.graph`.
+        location: The line that called the op, or None where no line was seen.
+        source: The text of the expression, or None where the source can't be read.
+        backward_pass: Index of the pass that found it overwritten.
+    """
+
+    op: str
+    node: int
+    location: Location | None
+    source: str | None
+    backward_pass: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """A line that likely does not do what its author means. `str()` is what a person reads.
+
+    Attributes:
+        kind: `silent_write`: an in-place write, past torch's version counter (`.data` is the usual
+            way), to memory that backward still needed: its gradients are wrong, and torch says
+            nothing. `write`: a write to such memory that torch notices, and raises. `dropped`: a
+            call whose result nothing takes, such as `x.detach()` on a line of its own.
+        op: What wrote, or what was dropped.
+        location: Its line, the innermost one outside torch. None where no line was seen.
+        called_from: Where `location` is in a library: the innermost line of the user's own code.
+        source: The text of the expression, or None where the source can't be read.
+        module: Dotted path of the module whose forward was running, "" outside any.
+        tensor: Name of the tensor that was overwritten, or of the op that made it; None for
+            `dropped`, and where it is not known.
+        needed_by: Whose backward needed what was overwritten; None for `dropped`.
+    """
+
+    kind: HazardKind
+    op: str
+    location: Location | None
+    called_from: Location | None
+    source: str | None
+    module: str
+    tensor: str | None
+    needed_by: Need | None
+
+    def __str__(self) -> str:
+        text = self.source or self.op
+        place = "" if self.location is None else f" at {self.location}"
+        caller = "" if self.called_from is None else f" (called from {self.called_from})"
+        if self.needed_by is None:
+            return f"{text}{place}{caller}: nothing takes its result, so that it does nothing"
+        need = self.needed_by
+        needed_at = "" if need.location is None else f" at {need.location}"
+        outcome = (
+            "torch does not notice, and the gradients are wrong"
+            if self.kind is HazardKind.SILENT_WRITE
+            else "torch raises in backward"
+        )
+        return (
+            f"{text}{place}{caller} overwrites {self.tensor or 'a tensor'}, which the backward of"
+            f" {need.source or need.op}{needed_at} needs: {outcome}"
+        )

@@ -31,7 +31,14 @@ from pathlib import Path
 from types import CodeType
 
 from gradtrace._records import Location
-from gradtrace._syntax import Position, SourceText, names_in, operands, target_names
+from gradtrace._syntax import (
+    Position,
+    SourceText,
+    called_name,
+    names_in,
+    operands,
+    target_names,
+)
 
 
 class Category(Enum):
@@ -110,6 +117,15 @@ def argument_names(code: CodeType, lasti: int) -> tuple[str | None, ...]:
     themselves. After a starred argument the order is not known, and the names end.
     """
     return _place(code, lasti).arguments
+
+
+def dropped_call(code: CodeType, lasti: int) -> str | None:
+    """Return the name of what is called at offset `lasti` where nothing takes its result.
+
+    `x.detach()` on a line of its own gives "detach", an operator "". None where something takes the
+    result, where what is called has no name, and where the text can't be read.
+    """
+    return _place(code, lasti).dropped_call
 
 
 # Keyed by file name: it alone decides, and unlike a code object a string keeps its hash.
@@ -222,6 +238,13 @@ class _Place:
         text, node = self._found
         attribute = dis.opname[self.code.co_code[self.lasti]].endswith(("_ATTR", "_METHOD"))
         return operands(text, node, attribute)
+
+    @cached_property
+    def dropped_call(self) -> str | None:
+        following = (dis.opname[step] for step in self.code.co_code[self.lasti + 2 :: 2])
+        if next((step for step in following if step != "CACHE"), "") != "POP_TOP":
+            return None
+        return None if self._found is None else called_name(self._found[1])
 
     @cached_property
     def _found(self) -> tuple[SourceText, ast.AST] | None:

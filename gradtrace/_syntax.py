@@ -112,6 +112,19 @@ class SourceText:
         return b"".join(lines).decode(errors="replace")
 
 
+def called_name(node: ast.AST) -> str | None:
+    """Return the name of the function or method that an expression calls, "" for an operator.
+
+    None where what is called has no name, as in `nn.ReLU()(x)`.
+    """
+    function = node.func if isinstance(node, ast.Call) else node
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    if isinstance(function, ast.Name):
+        return function.id
+    return None if isinstance(node, ast.Call) else ""
+
+
 def names_in(node: ast.AST) -> set[str]:
     """Return the variables and attributes that an expression names."""
     parts = list(ast.walk(node))

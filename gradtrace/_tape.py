@@ -124,6 +124,19 @@ class LinkState(NamedTuple):
 new_link = partial(tuple.__new__, LinkState)
 
 
+class Overwrite(NamedTuple):
+    """A write to memory that a backward pass still needed."""
+
+    op: str  # what wrote
+    site: Site | None
+    called_from: Site | None
+    module: str
+    value: int | None  # what was written to; None where it is not known
+    needed_by: int  # the op whose backward needed it
+    backward_pass: int
+    silent: bool  # whether torch doesn't notice
+
+
 @dataclass(slots=True)
 class Arrival:
     """One gradient at one leaf."""
@@ -168,6 +181,7 @@ class Tape:
     nodes: list[Node | None] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
+    overwrites: dict[Overwrite, None] = field(default_factory=dict)  # as an ordered set
     names: dict[int, str] = field(default_factory=dict)
     roots: list[str] = field(default_factory=list)  # names of the outermost modules
     models_given: bool = False  # whether other names stand beside those from the roots
@@ -189,6 +203,7 @@ class Tape:
             len(self.nodes),
             len(self.passes),
             len(self.arrivals),
+            len(self.overwrites),
             len(self.names),
             len(self.required),
             len(self.frozen),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import networkx as nx
 
-from gradtrace import _assertions, _explain, _files, _render
+from gradtrace import _assertions, _explain, _files, _hazards, _render
 from gradtrace._errors import (
     ExportError,
     ForeignTensorError,
@@ -21,7 +21,7 @@ from gradtrace._errors import (
 )
 from gradtrace._explain import Explanation
 from gradtrace._flow import Flow, Spot
-from gradtrace._records import BackwardPass, Cut, CutKind, Gradient, Leaf, Op
+from gradtrace._records import BackwardPass, Cut, CutKind, Gradient, Hazard, Leaf, Op
 
 
 class Unmet(NamedTuple):
@@ -111,6 +111,16 @@ class Trace:
         """Every gradient that arrived at a leaf, in order."""
         return self._now.gradients
 
+    @property
+    def hazards(self) -> tuple[Hazard, ...]:
+        """Lines that likely do not do what they look like.
+
+        In-place writes to memory that a backward pass still needed (through `.data` torch does not
+        notice, and the gradients are wrong; otherwise it raises), and calls whose result was
+        dropped, such as `x.detach()` on a line of its own.
+        """
+        return _hazards.hazards(self._now)
+
     # -- questions -------------------------------------------------------------------------------
 
     def explain(self, x: object) -> Explanation:
@@ -149,8 +159,8 @@ class Trace:
         return () if isinstance(found, Unmet) else tuple(self._now.paths(found, limit))
 
     def summary(self) -> str:
-        """Return one screen of text: counts, passes, leaves, cuts."""
-        return _render.summary(self.graph, self._now)
+        """Return one screen of text: counts, passes, leaves, cuts, hazards."""
+        return _render.summary(self.graph, self._now, self.hazards)
 
     def __str__(self) -> str:
         return self.summary()

@@ -48,6 +48,7 @@ NODE = {
     "flavour": "",
     "writes_to": (),
     "filled_unseen": False,
+    "dropped": False,
     "result_names": (),
     "result_shapes": (),
     "result_requires_grad": (),
@@ -101,6 +102,17 @@ GRADIENT = {
 }
 
 
+OVERWRITE = {
+    "op": "add_",
+    **PLACE,
+    "module": "",
+    "tensor": "w",
+    "needed_by": 1,
+    "backward_pass": 0,
+    "silent": True,
+}
+
+
 def small_graph() -> nx.MultiDiGraph:
     """`loss = w * w`, with one pass that brought a NaN."""
     graph = nx.MultiDiGraph()
@@ -114,6 +126,7 @@ def small_graph() -> nx.MultiDiGraph:
         troubles=(),
         passes=(tuple(PASS.items()),),
         gradients=(tuple(GRADIENT.items()),),
+        overwrites=(tuple(OVERWRITE.items()),),
     )
     graph.add_node(0, **NODE | {"kind": "leaf", "name": "w", "op": None, "reached": (0,)})
     graph.add_node(1, **NODE | {"name": "loss", "shape": (), "root_of": (0,)})
@@ -292,6 +305,8 @@ def test_what_is_no_trace_is_refused(data: bytes, part: str, tmp_path: Path) -> 
         (["graph", "passes", 0, "inside"], 1, "graph.passes[0].inside is 1."),
         (["graph", "gradients", 0, "norm"], "big", "gradients[0].norm is 'big'. A number or null"),
         (["graph", "gradients", 0, "backward_pass"], 1, "gradients[0].backward_pass is 1."),
+        (["graph", "overwrites", 0, "backward_pass"], 1, "overwrites[0].backward_pass is 1."),
+        (["graph", "overwrites", 0, "needed_by"], 9, "overwrites[0].needed_by is 9."),
         (["graph", "values"], "all", "graph.values is 'all'. One of 'leaves', 'edges', 'none'"),
         (["graph", "torch"], "x" * 500, None),
         (["graph", "torch"], ["x" * 500], "..."),

@@ -16,8 +16,8 @@ PACKAGE = Path(gradtrace.__file__).parent
 
 # A module imports only from parts to the left of its own; a folder is one part.
 ORDER = (
-    "_version _errors _records _syntax _source _tape _cuts _graph _flow _advice _explain _diff"
-    " _files _assertions _render _trace _observe _record __init__ _cli __main__ _pytest"
+    "_version _errors _records _syntax _source _tape _cuts _graph _flow _hazards _advice _explain"
+    " _diff _files _assertions _render _trace _observe _record __init__ _cli __main__ _pytest"
 ).split()
 # The observers are kept apart from all that judges what they saw; of `_cuts` they take the lists of
 # calls that carry no data.

@@ -35,6 +35,7 @@ from gradtrace._tape import (
     Input,
     Node,
     Output,
+    Overwrite,
     Pass,
     Tape,
     new_link,
@@ -300,7 +301,27 @@ class Backward:
         self._number(record)
         starts = [self._start_of(root, record) for root in roots]
         graph = walk(self._identity, [start for start in starts if start is not None], inner=inner)
+        self._notice_overwrites(graph, record)
         return _Watched(self, record, graph, inputs, accumulate_grad)
+
+    def _notice_overwrites(self, graph: _Graph, record: Pass) -> None:
+        """Note what the nodes of a pass need and somebody wrote to."""
+        for found in self._forward.writes.overwritten(graph.nodes, graph.owners):
+            site, called_from, module = found.write.where
+            value = self._identity.met(found.kept)
+            if value is None and found.is_result:
+                value = value_of(found.needed_by)
+            overwrite = Overwrite(
+                found.write.op,
+                site,
+                called_from,
+                module,
+                value,
+                found.needed_by,
+                record.index,
+                found.silent,
+            )
+            self._tape.overwrites[overwrite] = None
 
     def _is_inner(self) -> bool:
         """Whether this pass lies inside something that owns it: a Function, torch.func.grad."""

@@ -34,6 +34,7 @@ from gradtrace._observe.identity import (
     storage_of,
     unwrapped,
 )
+from gradtrace._observe.overwrites import Write, Writes
 from gradtrace._tape import INSIDE, Input, Node, Tape, new_input, new_node, node_of, value_of
 
 _OPAQUE: Final = frozenset(
@@ -139,6 +140,7 @@ class Call:
         "name",
         "no_data",
         "out_of",
+        "overwrites",
         "pairwise",
         "shares",
         "special",
@@ -153,7 +155,8 @@ class Call:
         self.shares = name in _cuts.SHARING_ESCAPES
         self.no_data = name in _cuts.SHAPE_ONLY_ENTIRELY
         self.out_of = _cuts.SHAPE_ONLY_ARGUMENTS.get(name, frozenset())
-        self.in_place = _is_in_place(name)
+        self.in_place = _cuts.writes(name)
+        self.overwrites = name not in _cuts.SAME_VALUES
         self.special = _SPECIAL.get(name)
         self.twin = None
         if (
@@ -163,14 +166,6 @@ class Call:
             and (func.__module__ or "").split(".")[0] == "torch"
         ):
             self.twin = twin_of(func)
-
-
-def _is_in_place(name: str) -> bool:
-    if name in ("setitem", "set_"):
-        return True
-    if name.startswith("__i") and name.endswith("__"):
-        return name not in ("__invert__", "__index__", "__int__", "__iter__")
-    return name.endswith("_") and not name.endswith("__")
 
 
 class Function:
@@ -204,6 +199,7 @@ class Forward(TorchFunctionMode):
         self._running: set[Callable[..., Any]] = set()
         self._stand_ins = sites.StandIns()
         self.anchors = Anchors()
+        self.writes = Writes()
         self.modules: list[str] = [""]
         self.function: Function | None = None
         self.copying = 0
@@ -346,7 +342,7 @@ class Forward(TorchFunctionMode):
                 with _quietly():
                     self._identity.exported(args[0])
         else:
-            self._add(call, inputs, written, result, frame)
+            self._add(call, inputs, written, args, result, frame)
 
     def _inputs(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[Input, ...]:
         if call.out_of:
@@ -391,11 +387,15 @@ class Forward(TorchFunctionMode):
         call: Call,
         inputs: tuple[Input, ...],
         written: Sequence[Tensor],
+        args: Args,
         result: Any,
         frame: FrameType | None,
     ) -> None:
+        where = None
         if written:
-            outputs = self._written_outputs(call, inputs, written, frame)
+            where = self.where(frame)
+            self._note_writes(call, written, args, where)
+            outputs = self._written_outputs(call, inputs, written, where)
         else:
             unchanged = self._identity.unchanged
             several = (result,) if isinstance(result, Tensor) else tensors_in((result,))
@@ -406,7 +406,7 @@ class Forward(TorchFunctionMode):
             self._add_sources(call, outputs, frame)
             return
         flavour = "through_data" if any(map(self._is_silent, written)) else ""
-        where = self.where(frame)
+        where = where or self.where(frame)
         if call.pairwise:
             self._add_pairs(call, inputs, list(tensors_in((result,))), where)
             return
@@ -423,12 +423,24 @@ class Forward(TorchFunctionMode):
             if not self._identity.unchanged(result):
                 self.add_op(call.name, (given,), [result], where)
 
+    def _note_writes(
+        self, call: Call, written: Sequence[Tensor], args: Args, where: sites.Sites
+    ) -> None:
+        """Note which memory a call wrote to, for what backward may need of it."""
+        if not call.overwrites:
+            return
+        write = Write(len(self._tape.nodes), call.name, where)
+        for tensor in written:
+            # Where torch counts versions, it counts them for the whole tensor.
+            part = call.name == "setitem" and self._is_silent(tensor)
+            self.writes.note(tensor, write, index=args[1] if part else ...)
+
     def _written_outputs(
         self,
         call: Call,
         inputs: tuple[Input, ...],
         written: Sequence[Tensor],
-        frame: FrameType | None,
+        where: sites.Sites,
     ) -> list[Tensor]:
         """Return what a write gives a new value to, having noted the leaves that it starts anew."""
         outputs, leaves = [], []
@@ -443,10 +455,10 @@ class Forward(TorchFunctionMode):
             # Which of several tensors (`_foreach_*`) went into which leaf is not known.
             target = tuple(leaves) if len(written) == 1 else ()
             silent = "through_data" if any(map(self._is_silent, written)) else ""
-            where, mode = self.where(frame), grad_mode()
+            mode = grad_mode()
             self._tape.add(Node("op", call.name, *where, mode, inputs, (), silent, None, target))
         if call.name in ("zero_", "_foreach_zero_"):
-            self._notice_clearing(outputs, frame)
+            self._notice_clearing(outputs, where)
         return outputs
 
     def _add_sources(self, call: Call, outputs: list[Tensor], frame: FrameType | None) -> None:
@@ -572,17 +584,19 @@ class Forward(TorchFunctionMode):
     def _note_data(
         self, call: Call, target: Tensor, inputs: tuple[Input, ...], frame: FrameType
     ) -> None:
+        where = self.where(frame)
+        self.writes.note_move(target, Write(len(self._tape.nodes), call.name, where))
         if target.is_leaf and (target.requires_grad or isinstance(target, torch.nn.Parameter)):
             leaf = self._identity.known(target)
             target_node = () if leaf is None else (node_of(leaf),)
             if inputs:
-                where, mode = self.where(frame), grad_mode()
+                mode = grad_mode()
                 self._tape.add(
                     Node("op", call.name, *where, mode, inputs, (), writes_to=target_node)
                 )
             self._identity.moved(target)
         else:
-            self.add_op(call.name, inputs, [target], self.where(frame))
+            self.add_op(call.name, inputs, [target], where)
 
     def _after(
         self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
@@ -613,12 +627,12 @@ class Forward(TorchFunctionMode):
         if leaf is not None:
             self.cleared(node_of(leaf), self.where(frame))
 
-    def _notice_clearing(self, outputs: list[Tensor], frame: FrameType | None) -> None:
+    def _notice_clearing(self, outputs: list[Tensor], where: sites.Sites) -> None:
         for tensor in outputs:
             known = self._identity.known(tensor)
             leaf = None if known is None else self.gradient_of.get(known)
             if leaf is not None:
-                self.cleared(leaf, self.where(frame))
+                self.cleared(leaf, where)
 
     def _require_grad(
         self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch

@@ -130,6 +130,11 @@ class Identity:
             return entry.value
         return self._by_grad_fn(tensor)
 
+    def met(self, tensor: Tensor) -> int | None:
+        """Return the value of a tensor or of one on the same memory, or None. Adds nothing."""
+        value = self.known(tensor)
+        return self._holder(tensor) if value is None else value
+
     def value(self, tensor: Tensor) -> int:
         """Return the value of a tensor as it is now, meeting it first where it is new."""
         entry = self.table.get(id(tensor))

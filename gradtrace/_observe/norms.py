@@ -36,7 +36,7 @@ def norm_of(gradient: Tensor) -> float | Tensor | None:
     """
     if gradient.is_meta or _dispatches_itself(gradient) or _is_batch(gradient):
         return None
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
+    with torch._C.DisableTorchFunction(), torch.no_grad(), no_dispatch_modes():
         try:
             values = _dense(unwrapped(gradient))
             return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
@@ -91,7 +91,7 @@ _is_batch = torch._C._functorch.is_legacy_batchedtensor
 
 
 @contextlib.contextmanager
-def _no_dispatch_modes() -> Iterator[None]:
+def no_dispatch_modes() -> Iterator[None]:
     """Keep other people's dispatch modes (FlopCounterMode, DebugMode) from seeing our own ops."""
     if not torch._C._len_torch_dispatch_stack():
         yield

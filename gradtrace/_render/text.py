@@ -8,7 +8,7 @@ from itertools import groupby
 
 import networkx as nx
 
-from gradtrace._records import BackwardPass, Cut, Leaf, Location, Status
+from gradtrace._records import BackwardPass, Cut, Hazard, Leaf, Location, Need, Status
 from gradtrace._render.selection import Analysis
 from gradtrace._render.wording import columns, many, name_text, pad, place, shape_text, shorten
 
@@ -33,13 +33,14 @@ _URGENCY: Sequence[Status] = (
 Row = tuple[str, ...]
 
 
-def summary(graph: nx.MultiDiGraph, analysis: Analysis) -> str:
-    """Return counts, backward passes, a row for each leaf, and the cuts with their lines."""
+def summary(graph: nx.MultiDiGraph, analysis: Analysis, hazards: Sequence[Hazard] = ()) -> str:
+    """Return counts, passes, a row for each leaf, cuts and hazards with their lines."""
     sections = (
         [_counts(graph, analysis)],
         _section("Backward passes", _aligned(list(_pass_rows(analysis.passes)))),
         _section("Leaves", _aligned(list(_leaf_rows(analysis)))),
         _section("Cuts", _cut_lines(analysis.cuts)),
+        _section("Hazards", _hazard_lines(hazards)),
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -177,9 +178,27 @@ def _cut_lines(cuts: Sequence[Cut]) -> Iterator[str]:
 
 
 def _cut_facts(cut: Cut) -> Row:
-    caller = f" (called from {_location_text(cut.called_from)})" if cut.called_from else ""
-    text = shorten(cut.source or cut.op, 48)
-    return cut.kind, "  ".join(filter(None, (_location_text(cut.location) + caller, text)))
+    return cut.kind, _line_of(cut)
+
+
+def _line_of(found: Cut | Hazard | Need) -> str:
+    """Return the place and the text of what stands there."""
+    called_from = None if isinstance(found, Need) else found.called_from
+    caller = f" (called from {_location_text(called_from)})" if called_from else ""
+    text = shorten(found.source or found.op, 48)
+    return "  ".join(filter(None, (_location_text(found.location) + caller, text)))
+
+
+def _hazard_lines(hazards: Sequence[Hazard]) -> Iterator[str]:
+    """Yield a line for each hazard, and one for what a write did harm to."""
+    width = max((columns(hazard.kind) for hazard in hazards), default=0)
+    for hazard in hazards[:_CUTS]:
+        yield f"{pad(hazard.kind, width)}  {_line_of(hazard)}"
+        if hazard.needed_by is not None:
+            target = name_text(hazard.tensor or "what", width=_NAME_WIDTH)
+            yield f"{' ' * width}  overwrites {target}, needed by {_line_of(hazard.needed_by)}"
+    if len(hazards) > _CUTS:
+        yield f"… {many(len(hazards) - _CUTS, 'more')}"
 
 
 def _names(cuts: Iterable[Cut]) -> str:
