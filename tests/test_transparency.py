@@ -2062,6 +2062,7 @@ def test_stances_of_the_user() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+@pytest.mark.filterwarnings("ignore:Graph break due to unsupported:UserWarning")  # torch 2.6
 def test_recording_inside_compiled_code() -> None:
     """A compiled function that records inside itself gives the right value."""
 
