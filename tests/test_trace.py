@@ -572,3 +572,16 @@ def test_a_program_that_calls_eval_still_has_its_names() -> None:
         "second.weight",
         "second.bias",
     }
+
+
+def test_leaves_of_a_model_that_lives_in_the_block_only() -> None:
+    """A model that is made, used and dropped in the block has its names all the same."""
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(2, 2))
+        next(model.parameters()).square().sum().backward()  # met before any module is called
+        model(torch.ones(2)).sum().backward()
+
+    with gradtrace.record() as trace:
+        program()
+    assert [each.name for each in trace.leaves] == ["0.weight", "0.bias"]

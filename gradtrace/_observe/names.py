@@ -59,6 +59,7 @@ class Names:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], str, bool]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._taken: set[str] = set()
+        self.has_news = False  # whether a module came that may own leaves met before it
         self.roots = roots
 
     # -- registering -----------------------------------------------------------------------------
@@ -71,6 +72,7 @@ class Names:
 
     def add_model(self, model: nn.Module, prefix: str) -> None:
         """Name everything in a module by its path, behind a prefix that is empty or ends so."""
+        self.has_news = True
         for path, module in model.named_modules():
             if self._module(module) is None:
                 self._modules[id(module)] = (

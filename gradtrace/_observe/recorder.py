@@ -100,6 +100,14 @@ class Recorder:
                 change = tape.frozen.discard if tensor.requires_grad else tape.frozen.add
                 change(node_of(value))
 
+    def _name_known(self) -> None:
+        """Name the leaves that were met before their module: at the end both may be gone."""
+        self.names.has_news = False
+        for tensor, name, _ in self.names.tensors():
+            value = self.identity.known(tensor)
+            if value is not None:
+                self.tape.names.setdefault(node_of(value), name)
+
     def _add_named(self) -> None:
         """Name the leaves that were met before their module was, and add those never met."""
         arrived = {arrival.leaf for arrival in self.tape.arrivals}
@@ -188,6 +196,8 @@ class Recorder:
         try:
             with self.forward.silence():
                 path = self.names.of_module(module, sys._getframe(1), modules[-1])
+                if self.names.has_news:
+                    self._name_known()
         except Exception as error:
             self.forward.missed("module", error)
             path = modules[-1]
