@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gradtrace._version import __version__
 
 if TYPE_CHECKING:
+    from gradtrace._diff import LeafDiff, OpDiff, TraceDiff
     from gradtrace._errors import (
         ExportError,
         FileFormatError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         LayoutError,
         NoMatchError,
         NotATensorError,
+        NotATraceError,
         RecordingError,
         UnknownNameError,
     )
@@ -41,18 +43,20 @@ if TYPE_CHECKING:
         Need,
         Op,
         Status,
+        Term,
     )
     from gradtrace._trace import Trace, load
 
 _HOMES = {
     "_errors": (
         "ExportError FileFormatError ForeignTensorError GradtraceError LayoutError NoMatchError"
-        " NotATensorError RecordingError UnknownNameError"
+        " NotATensorError NotATraceError RecordingError UnknownNameError"
     ),
+    "_diff": "LeafDiff OpDiff TraceDiff",
     "_explain": "Explanation",
     "_record": "last_trace record",
     "_records": (
-        "BackwardPass Cut CutKind Gradient Hazard HazardKind Leaf Location Need Op Status"
+        "BackwardPass Cut CutKind Gradient Hazard HazardKind Leaf Location Need Op Status Term"
     ),
     "_trace": "Trace load",
 }
@@ -72,14 +76,19 @@ __all__ = [
     "HazardKind",
     "LayoutError",
     "Leaf",
+    "LeafDiff",
     "Location",
     "Need",
     "NoMatchError",
     "NotATensorError",
+    "NotATraceError",
     "Op",
+    "OpDiff",
     "RecordingError",
     "Status",
+    "Term",
     "Trace",
+    "TraceDiff",
     "UnknownNameError",
     "__version__",
     "last_trace",

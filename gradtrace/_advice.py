@@ -108,8 +108,7 @@ ASSERT_CUT: Final = (
     ' by="{kind}").'
 )
 ASSERT_STOP: Final = (
-    "If it is meant, keep it from disappearing with a test:"
-    ' assert "{kind}" in [cut.kind for cut in trace.explain({name!r}).cuts].'
+    "If it is meant, keep it from disappearing with a test: trace.assert_only_cuts([{source!r}])."
 )
 
 CHECKPOINT: Final = (

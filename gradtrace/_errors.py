@@ -25,6 +25,10 @@ class NotATensorError(GradtraceError, TypeError):
     """Something that is neither a tensor nor a name was given where one is needed."""
 
 
+class NotATraceError(GradtraceError, TypeError):
+    """Something that is no trace was given where one is needed."""
+
+
 class ForeignTensorError(GradtraceError, LookupError):
     """A tensor was given to a trace that knows names only, as one that was loaded from a file."""
 
@@ -50,6 +54,7 @@ for _error in (
     UnknownNameError,
     NoMatchError,
     NotATensorError,
+    NotATraceError,
     ForeignTensorError,
     RecordingError,
     FileFormatError,

@@ -179,11 +179,12 @@ class _Explainer:
 
     def _if_meant(self) -> Iterator[str]:
         """Yield how to assert the first cut that people make on purpose."""
-        meant = [cut.kind for cut in self._cuts if cut.kind in _advice.OFTEN_MEANT]
+        meant = [cut for cut in self._cuts if cut.kind in _advice.OFTEN_MEANT]
         if meant:
             is_cut = self._status is Status.CUT
             advice = _advice.ASSERT_CUT if is_cut else _advice.ASSERT_STOP
-            yield advice.format(name=self._name, kind=meant[0])
+            kind, source = meant[0].kind, meant[0].source or str(meant[0].kind)
+            yield advice.format(name=self._name, kind=kind, source=source)
 
     def _about_kind_of_tensor(self) -> Iterator[str]:
         facts = self._facts

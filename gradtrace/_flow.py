@@ -260,6 +260,14 @@ class Flow:
                     waiting.append(edge.producer)
         return frozenset(found)
 
+    def into(self, node: int) -> list[Edge]:
+        """Return the edges that lead to a node."""
+        return self._into[node]
+
+    def out_of(self, node: int) -> list[Edge]:
+        """Return the edges that lead from a node."""
+        return self._out[node]
+
     # -- one step --------------------------------------------------------------------------------
 
     def _connects(self, edge: Edge, requires_grad: bool) -> bool:
@@ -347,10 +355,13 @@ class Flow:
         )
 
     def _is_root(self, spot: Spot) -> bool:
+        return any(self.starts(index, spot) for index in self._roots)
+
+    def starts(self, index: int, spot: Spot) -> bool:
+        """Whether a pass starts from a tensor."""
         return any(
             node == spot.node and spot.output in (None, output)
-            for pairs in self._roots.values()
-            for node, output in pairs
+            for node, output in self._roots[index]
         )
 
     def _step(self, edge: Edge, stops: dict[tuple[int, CutKind], Stop]) -> bool:

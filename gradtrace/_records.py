@@ -201,6 +201,25 @@ class BackwardPass:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """One addend of a loss, in one backward pass.
+
+    Attributes:
+        name: The variable that holds it, or the text of its expression.
+        node: Its node in `trace.graph`.
+        location: The line that made it, or None where none was seen.
+        source: The text of the expression, or None where the source can't be read.
+        leaves: Names of the leaves that got a gradient from it.
+    """
+
+    name: str
+    node: int
+    location: Location | None
+    source: str | None
+    leaves: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
     """Who needed a tensor that was overwritten.
 

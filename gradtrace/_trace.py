@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import starmap
 from pathlib import Path
@@ -10,18 +11,32 @@ from typing import Any, NamedTuple, Protocol
 
 import networkx as nx
 
-from gradtrace import _assertions, _explain, _files, _hazards, _render
+from gradtrace import (
+    _assertions,
+    _diff,
+    _explain,
+    _files,
+    _golden,
+    _hazards,
+    _render,
+    _settings,
+    _terms,
+)
+from gradtrace._diff import TraceDiff
 from gradtrace._errors import (
     ExportError,
     ForeignTensorError,
     NoMatchError,
     NotATensorError,
+    NotATraceError,
     UnknownNameError,
     nearest,
 )
 from gradtrace._explain import Explanation
 from gradtrace._flow import Flow, Spot
-from gradtrace._records import BackwardPass, Cut, CutKind, Gradient, Hazard, Leaf, Op
+from gradtrace._records import BackwardPass, Cut, CutKind, Gradient, Hazard, Leaf, Op, Status, Term
+
+_FEW = 8  # leaves that a message can name
 
 
 class Unmet(NamedTuple):
@@ -146,7 +161,64 @@ class Trace:
         Raises:
             NoMatchError: A pattern matches no leaf; so a misspelt one never passes.
         """
-        return all(_assertions.arrived(each) for each in self._all(xs))
+        explained = self._all(xs)
+        if _settings.keep_answers:
+            asked = sys._getframe(1)
+            text = _assertions.answer_text(explained)
+            answer = _settings.Answer(asked.f_code.co_filename, asked.f_lineno, text)
+            _settings.latest_answer[:] = [answer]
+        return all(map(_assertions.arrived, explained))
+
+    def trained_by(self, pass_or_root: object = None) -> tuple[Leaf, ...]:
+        """Return the leaves at which gradients of one backward pass arrived.
+
+        Args:
+            pass_or_root: A `BackwardPass` or its index; or the root that it started from, as a
+                tensor or by its name. May be left out where there was one pass.
+
+        Raises:
+            UnknownNameError: No such pass, or none that started there.
+        """
+        reached = [_terms.reached_by(self._now, done.index) for done in self._passes(pass_or_root)]
+        return tuple({leaf.node: leaf for leaves in reached for leaf in leaves}.values())
+
+    def passes_reaching(self, x: object) -> tuple[BackwardPass, ...]:
+        """Return the backward passes that brought a leaf a gradient: the reverse of `trained_by`.
+
+        Args:
+            x: A tensor or a name.
+        """
+        indices = {gradient.backward_pass for gradient in self.explain(x).gradients}
+        return tuple(done for done in self.backward_passes if done.index in indices)
+
+    def terms(self, pass_or_root: object = None) -> tuple[Term, ...]:
+        """Return the terms that the root of a backward pass adds up, and what each one reached.
+
+        Args:
+            pass_or_root: As for `trained_by`.
+
+        A loss such as `reconstruction + beta * kl` has two; a root that is no sum of scalars is a
+        term itself.
+        """
+        (done, *_) = self._passes(pass_or_root)
+        return _terms.terms_of(self._now, done.index)
+
+    def diff(self, other: Trace) -> TraceDiff:
+        """Compare with a later trace: what became of the flow of gradients.
+
+        Args:
+            other: Another trace, of this process or loaded from a file; of another run, machine or
+                version of torch.
+
+        Returns:
+            What changed; false, and its text says so, where the flow of gradients is the same.
+        """
+        if not isinstance(other, Trace):
+            raise NotATraceError(
+                f"a trace can be compared with a trace, not with a {type(other).__name__}."
+                " gradtrace.load(path) reads one from a file."
+            )
+        return _diff.diff(self._now, other._now)
 
     def paths(self, x: object, *, limit: int = 100) -> tuple[tuple[int, ...], ...]:
         """Return ways from a tensor to a root, reached or not, as nodes of `graph`.
@@ -159,8 +231,10 @@ class Trace:
         return () if isinstance(found, Unmet) else tuple(self._now.paths(found, limit))
 
     def summary(self) -> str:
-        """Return one screen of text: counts, passes, leaves, cuts, hazards."""
-        return _render.summary(self.graph, self._now, self.hazards)
+        """Return one screen of text: counts, passes, leaves, cuts, terms of losses, hazards."""
+        terms = {done.index: self.terms(done) for done in self.backward_passes}
+        sums = {index: several for index, several in terms.items() if len(several) > 1}
+        return _render.summary(self.graph, self._now, self.hazards, sums)
 
     def __str__(self) -> str:
         return self.summary()
@@ -249,13 +323,79 @@ class Trace:
             )
         _assertions.assert_cut(self._with_backward(xs), by, at)
 
+    def assert_only_cuts(self, allowed: Iterable[str | tuple[str, ...]]) -> None:
+        """Fail if any cut but these stops a gradient.
+
+        Args:
+            allowed: What a cut may be: a kind ("detach"), a place ("train.py:42", "train.py"), a
+                piece of the expression's text, or a tuple of these, all of which must fit:
+                `("no_grad", "teacher(x)")`. One that no cut fits fails as well: it hides nothing,
+                or is misspelt.
+        """
+        self._check_backward()
+        _assertions.assert_only_cuts(self.cuts, [*allowed])
+
+    def assert_all_reached(self, *xs: object, but: Iterable[str] = ()) -> None:
+        """Fail, and explain, unless a gradient arrived at everything that requires one.
+
+        Args:
+            *xs: As for `reached`; without any, all leaves of the trace. What is frozen is left out.
+            but: Names and patterns of leaves that need not be reached.
+
+        Raises:
+            NoMatchError: Nothing is left to look at, or something in `but` matches no leaf.
+        """
+        self._check_backward()
+        exempt = {node for pattern in but for node in self._exempt(pattern)}
+        given = self._all(xs) if xs else [self.explain(leaf.name) for leaf in self.leaves]
+        asked = [e for e in given if e.status is not Status.FROZEN and e.node not in exempt]
+        if not asked:
+            raise NoMatchError(
+                "nothing is left that should be reached: all of it is frozen, or named in `but`."
+            )
+        _assertions.assert_reached(asked)
+
+    def assert_gradient(
+        self, *xs: object, norm: object = None, backward_pass: int | None = None
+    ) -> None:
+        """Fail, and explain, unless each of these got a gradient of this size.
+
+        Args:
+            *xs: As for `reached`.
+            norm: The Euclidean norm that every arriving gradient should have: a number, up to
+                rounding; a pair (low, high) of bounds, either of them None for no bound; or
+                anything that compares equal, such as `pytest.approx(3, rel=0.1)`. None asks for a
+                finite gradient that is not zero everywhere.
+            backward_pass: Look at one pass only, by its index.
+        """
+        _assertions.assert_gradient(self._with_backward(xs), norm, backward_pass)
+
+    def assert_matches(self, path: str | os.PathLike[str], *, update: bool | None = None) -> None:
+        """Fail, and say what changed, unless the flow of gradients is the stored one.
+
+        Args:
+            path: A small file for review: one fact a line, with neither lines of source nor norms.
+                Under pytest it is looked for from pytest's root folder.
+            update: Write the file in place of comparing. None: as `--gradtrace-update` says.
+
+        Raises:
+            AssertionError: The flow differs, or there is no file yet.
+            FileFormatError: The file is no golden flow.
+        """
+        self._check_backward()
+        write = _settings.update_golden if update is None else update
+        _golden.assert_matches(self._now, _settings.folder / path, update=write)
+
     def _with_backward(self, xs: tuple[object, ...]) -> list[Explanation]:
+        self._check_backward()
+        return self._all(xs)
+
+    def _check_backward(self) -> None:
         if not self._now.passes:
             raise AssertionError(
                 "no backward pass was started while recording, so nothing can be said of gradients."
                 " Call backward() inside the `with gradtrace.record()` block."
             )
-        return self._all(xs)
 
     # -- finding ---------------------------------------------------------------------------------
 
@@ -280,6 +420,40 @@ class Trace:
                 raise NoMatchError(f"no leaf's name matches {x!r}. {self._known(x)}")
             return [_explain.explain(flow, Spot(node)) for node in nodes]
         return [_explain.explain(flow, self._named(x))]
+
+    def _exempt(self, pattern: str) -> tuple[int, ...]:
+        nodes = self._now.matching(pattern)
+        if not nodes:
+            raise NoMatchError(
+                f"no leaf's name matches {pattern!r} in `but`. {self._known(pattern)}"
+            )
+        return nodes
+
+    def _passes(self, pass_or_root: object) -> list[BackwardPass]:
+        """Return the passes that are meant; at least one."""
+        passes = self.backward_passes
+        if pass_or_root is None and len(passes) == 1:
+            return [*passes]
+        found = [done for done in passes if self._is_meant(done, pass_or_root)]
+        if not found:
+            known = "; ".join(f"{done.index}: from {', '.join(done.roots)}" for done in passes)
+            raise UnknownNameError(
+                f"{pass_or_root!r} names none of the {len(passes)} backward passes"
+                f" ({known or 'none was recorded'}). Give an index, a BackwardPass, or a root."
+            )
+        return found
+
+    def _is_meant(self, done: BackwardPass, pass_or_root: object) -> bool:
+        if isinstance(pass_or_root, BackwardPass):
+            return done == pass_or_root
+        if isinstance(pass_or_root, int):
+            return done.index == pass_or_root
+        if isinstance(pass_or_root, str):
+            return pass_or_root in done.roots
+        if pass_or_root is None:
+            return False
+        spot = self._one(pass_or_root)
+        return isinstance(spot, Spot) and self._now.starts(done.index, spot)
 
     def _explained(self, found: Spot | Unmet) -> Explanation:
         if isinstance(found, Unmet):
@@ -306,9 +480,12 @@ class Trace:
 
     def _known(self, name: str) -> str:
         names = list(self._now.by_name)
+        leaves = [leaf.name for leaf in self.leaves]
+        few = len(leaves) <= _FEW
+        listed = f"The leaves are {', '.join(map(repr, leaves))}. " if few and leaves else ""
         return (
-            f"{nearest(name, names)}All {len(names)} names are in trace.leaves and trace.ops;"
-            " record(names={...}) gives others."
+            f"{nearest(name, names) or listed}All {len(names)} names are in trace.leaves and"
+            " trace.ops; record(names={...}) gives others."
         )
 
     def _one(self, x: object) -> Spot | Unmet:

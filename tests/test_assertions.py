@@ -40,7 +40,7 @@ def test_assert_reached_explains_what_was_not() -> None:
         trace.assert_reached(both, target, online)
     text = str(caught.value)
     line = _stopped.__code__.co_firstlineno + 5
-    assert text.splitlines()[0] == "no gradient reached target"
+    assert text.splitlines()[0] == "no gradient reached target (1 of 3)"
     assert f"test_assertions.py:{line}" in text
     assert "target * 2" in text
     assert "online [2] is" not in text
@@ -137,3 +137,123 @@ def test_assertions_work_on_a_loaded_trace(tmp_path: object) -> None:
     loaded.assert_cut("target", by="no_grad", at="test_assertions.py")
     with pytest.raises(AssertionError, match="no gradient reached target"):
         loaded.assert_reached("target")
+
+
+# -- lists of what is allowed ----------------------------------------------------------------------
+
+
+def test_only_these_cuts() -> None:
+    """A cut is allowed by its kind, its text, its place, or several of these at once."""
+    trace, *_ = _stopped()
+    line = _stopped.__code__.co_firstlineno + 5
+    trace.assert_only_cuts(["no_grad", "detach"])
+    trace.assert_only_cuts(["target * 2", "both.detach()"])
+    trace.assert_only_cuts([("no_grad", f"test_assertions.py:{line}"), "detach"])
+    trace.assert_only_cuts([gradtrace.CutKind.NO_GRAD, gradtrace.CutKind.DETACH])
+
+
+def test_any_other_cut_fails() -> None:
+    """Each cut that nothing allows is named with its line, its text and what it blocks."""
+    trace, *_ = _stopped()
+    with pytest.raises(AssertionError, match="1 of 2 cuts are not allowed") as caught:
+        trace.assert_only_cuts(["detach"])
+    assert "target * 2\n    blocks target" in str(caught.value)
+    with pytest.raises(AssertionError, match="2 of 2 cuts are not allowed"):
+        trace.assert_only_cuts([])
+
+
+@pytest.mark.parametrize("allowed", ["copy", "other.py", "student(x)", ("detach", "target * 2")])
+def test_what_allows_no_cut_fails(allowed: str | tuple[str, ...]) -> None:
+    """A stop-gradient that disappeared, or is misspelt, never passes."""
+    trace, *_ = _stopped()
+    with pytest.raises(AssertionError, match="no cut fits"):
+        trace.assert_only_cuts(["no_grad", "detach", allowed])
+
+
+def test_all_reached() -> None:
+    """All leaves, or all of a module, have to be reached, but for what is excepted or frozen."""
+    net = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 1), "c": nn.Linear(1, 1)})
+    net["c"].requires_grad_(False)
+    with gradtrace.record(net) as trace:
+        net["c"](net["b"](net["a"](torch.ones(2)).detach())).sum().backward()
+    trace.assert_all_reached(but=["a.*"])
+    trace.assert_all_reached(net, but=["a.weight", "*.bias"])
+    trace.assert_all_reached(net["b"])
+    with pytest.raises(AssertionError, match=r"no gradient reached a\.weight \(1 of 3\)"):
+        trace.assert_all_reached(net, but=["a.bias"])
+    with pytest.raises(AssertionError, match=r"no gradient reached a\.weight, a\.bias"):
+        trace.assert_all_reached()
+
+
+def test_an_exception_that_matches_nothing() -> None:
+    """A misspelt exception, and exceptions that leave nothing, are errors and no pass."""
+    trace, *_ = _stopped()
+    with pytest.raises(gradtrace.NoMatchError, match="`but`"):
+        trace.assert_all_reached(but=["targt"])
+    with pytest.raises(gradtrace.NoMatchError, match="nothing is left"):
+        trace.assert_all_reached(but=["*"])
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def test_gradients_of_a_norm() -> None:
+    """A number, bounds, or anything that compares."""
+    w = leaf(3, 4)
+    with gradtrace.record() as trace:
+        (w * w).sum().backward()
+    trace.assert_gradient(w)
+    trace.assert_gradient(w, norm=10)
+    trace.assert_gradient("w", norm=(1, 10))
+    trace.assert_gradient(w, norm=(None, 11))
+    trace.assert_gradient(w, norm=(9, None), backward_pass=0)
+    trace.assert_gradient(w, norm=pytest.approx(9.5, rel=0.1))
+    for norm in (9.9, (11, None), (None, 9), pytest.approx(1)):
+        with pytest.raises(AssertionError, match="no gradient of norm"):
+            trace.assert_gradient(w, norm=norm)
+    with pytest.raises(AssertionError, match="in pass 1"):
+        trace.assert_gradient(w, norm=10, backward_pass=1)
+
+
+def test_a_gradient_of_zeros_is_no_useful_one() -> None:
+    """Without a norm a finite gradient other than zero is asked for."""
+    w, b, n = leaf(1, 2), leaf(0, 0), leaf(0, 0)
+    with gradtrace.record() as trace:
+        (w * b + n.sqrt()).sum().backward()
+    trace.assert_gradient(b)
+    with pytest.raises(AssertionError, match="no finite gradient other than zero reached w, n"):
+        trace.assert_gradient(w, b, n)
+
+
+def test_a_long_list_of_failures_has_them_all() -> None:
+    """The first are explained whole; each of the others has its verdict and its lines."""
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(6)))
+    with gradtrace.record(net) as trace:
+        net[5](net[:5](torch.ones(2)).detach()).sum().backward()
+    with pytest.raises(AssertionError) as caught:
+        trace.assert_reached(net)
+    text = str(caught.value)
+    assert text.splitlines()[0].endswith("(10 of 12)")
+    assert all(f"{at}.{part} [" in text for at in range(5) for part in ("weight", "bias"))
+    assert text.count("  cut: .detach() at") == 10
+
+
+def test_the_new_assertions_need_a_backward_pass() -> None:
+    """They too fail where no backward ran."""
+    w = leaf(1, 2)
+    with gradtrace.record() as trace:
+        (w.detach() * 2).sum()
+    for assertion in (
+        lambda: trace.assert_only_cuts([]),
+        trace.assert_all_reached,
+        lambda: trace.assert_gradient(w),
+    ):
+        with pytest.raises(AssertionError, match="no backward pass"):
+            assertion()
+
+
+def test_few_names_are_listed_where_none_is_near() -> None:
+    """A pattern that matches nothing gets the leaves that there are."""
+    trace, *_ = _stopped()
+    with pytest.raises(gradtrace.NoMatchError, match="The leaves are 'target', 'online', 'both'"):
+        trace.assert_reached("encoder.*")

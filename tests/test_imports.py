@@ -16,8 +16,9 @@ PACKAGE = Path(gradtrace.__file__).parent
 
 # A module imports only from parts to the left of its own; a folder is one part.
 ORDER = (
-    "_version _errors _records _syntax _source _tape _cuts _graph _flow _hazards _advice _explain"
-    " _diff _files _assertions _render _trace _observe _record __init__ _cli __main__ _pytest"
+    "_version _settings _errors _records _syntax _source _tape _cuts _graph _flow _hazards _terms"
+    " _outline _advice _explain _diff _files _golden _assertions _render _trace _observe _record"
+    " __init__ _cli __main__ _pytest"
 ).split()
 # The observers are kept apart from all that judges what they saw; of `_cuts` they take the lists of
 # calls that carry no data.
@@ -45,7 +46,7 @@ def imported(file: Path) -> Iterator[str]:
 def parts_imported(file: Path) -> set[str]:
     """Return the parts of the package that a file imports from."""
     names = (name.split(".") for name in imported(file))
-    return {name[1] for name in names if name[0] == "gradtrace" and name[1] in ORDER}
+    return {name[1] for name in names if name[0] == "gradtrace" and name[1:2] and name[1] in ORDER}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))

@@ -8,15 +8,26 @@ from itertools import groupby
 
 import networkx as nx
 
-from gradtrace._records import BackwardPass, Cut, Hazard, Leaf, Location, Need, Status
+from gradtrace._records import BackwardPass, Cut, Hazard, Leaf, Location, Need, Status, Term
 from gradtrace._render.selection import Analysis
-from gradtrace._render.wording import columns, many, name_text, pad, place, shape_text, shorten
+from gradtrace._render.wording import (
+    columns,
+    many,
+    name_text,
+    pad,
+    passes_phrase,
+    place,
+    shape_text,
+    shorten,
+)
 
 WIDTH = 100
 _ROWS = 30
 _CUTS = 15
 _NAMES = 3
 _PASSES = 8
+_TERMS = 9
+_TABLES = 4
 _NAME_WIDTH = 44
 _FILE_WIDTH = 40
 _URGENCY: Sequence[Status] = (
@@ -33,13 +44,26 @@ _URGENCY: Sequence[Status] = (
 Row = tuple[str, ...]
 
 
-def summary(graph: nx.MultiDiGraph, analysis: Analysis, hazards: Sequence[Hazard] = ()) -> str:
-    """Return counts, passes, a row for each leaf, cuts and hazards with their lines."""
+def summary(
+    graph: nx.MultiDiGraph,
+    analysis: Analysis,
+    hazards: Sequence[Hazard] = (),
+    terms: Mapping[int, Sequence[Term]] | None = None,
+) -> str:
+    """Return counts, passes, a row for each leaf, cuts and hazards with their lines.
+
+    Args:
+        graph: The whole recording.
+        analysis: What is known of it.
+        hazards: Those to list.
+        terms: The terms of the roots of passes, by pass, where the roots add several up.
+    """
     sections = (
         [_counts(graph, analysis)],
         _section("Backward passes", _aligned(list(_pass_rows(analysis.passes)))),
         _section("Leaves", _aligned(list(_leaf_rows(analysis)))),
         _section("Cuts", _cut_lines(analysis.cuts)),
+        *_term_sections(analysis.passes, terms or {}),
         _section("Hazards", _hazard_lines(hazards)),
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -129,10 +153,18 @@ def _one(leaf: Leaf, norms: Mapping[int, str]) -> Row:
 
 def _several(leaves: Sequence[Leaf]) -> Row:
     """Return "encoder.*" for leaves below one module, "*" for any, and their number."""
-    paths = [leaf.name.split(".")[:-1] for leaf in leaves]
-    shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
-    name = name_text(".".join([*shared, "*"]), width=_NAME_WIDTH)
+    name = name_text(_common([leaf.name for leaf in leaves]), width=_NAME_WIDTH)
     return name, many(len(leaves), "leaf", "leaves"), ""
+
+
+def _common(names: Sequence[str]) -> str:
+    paths = [name.split(".")[:-1] for name in names]
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join([*shared, "*"])
 
 
 def _norm_text(norm: float | None) -> str:
@@ -187,6 +219,50 @@ def _line_of(found: Cut | Hazard | Need) -> str:
     caller = f" (called from {_location_text(called_from)})" if called_from else ""
     text = shorten(found.source or found.op, 48)
     return "  ".join(filter(None, (_location_text(found.location) + caller, text)))
+
+
+def _term_sections(
+    passes: Sequence[BackwardPass], terms: Mapping[int, Sequence[Term]]
+) -> Iterator[list[str]]:
+    """Yield for passes alike the terms of their root, and which of them reached which leaves."""
+    alike: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for index, several in terms.items():
+        facts = tuple((term.name, term.location, term.leaves) for term in several)
+        alike[(*_pass_facts(passes[index]), facts)].append(index)
+    for indices in list(alike.values())[:_TABLES]:
+        root = shorten(", ".join(passes[indices[0]].roots) or "an unseen root")
+        which = passes_phrase(indices, len(passes)) if len(passes) > 1 else "pass 0"
+        yield _section(f"Terms of {root}, {which}", _aligned(list(_term_rows(terms[indices[0]]))))
+
+
+def _term_rows(terms: Sequence[Term]) -> Iterator[Row]:
+    shown = terms[:_TERMS]
+    numbers = tuple(map(str, range(1, len(shown) + 1)))
+    blanks = ("",) * len(shown)
+    for number, term in zip(numbers, shown, strict=True):
+        yield (
+            f"{number}  {shorten(term.name, _NAME_WIDTH)}",
+            *blanks,
+            _location_text(term.location),
+        )
+    if len(terms) > len(shown):
+        yield (f"… {many(len(terms) - len(shown), 'more term')}", *blanks, "")
+    yield ("reached", *numbers, "")
+    by_terms: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name in dict.fromkeys(name for term in shown for name in term.leaves):
+        by_terms[tuple("x" if name in term.leaves else "-" for term in shown)].append(name)
+    for marks, names in by_terms.items():
+        only = shown[marks.index("x")].name if marks.count("x") == 1 else ""
+        yield (_shared_name(names), *marks, f"only {shorten(only, 32)}" if only else "")
+
+
+def _shared_name(names: Sequence[str]) -> str:
+    """Return one name, or what several have in common and their number."""
+    if len(names) == 1:
+        return name_text(names[0], width=_NAME_WIDTH)
+    if len(names) <= _NAMES:
+        return shorten(", ".join(names), _NAME_WIDTH)
+    return f"{name_text(_common(names), width=_NAME_WIDTH)}  ({len(names):,})"
 
 
 def _hazard_lines(hazards: Sequence[Hazard]) -> Iterator[str]:
