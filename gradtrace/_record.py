@@ -15,9 +15,11 @@ import networkx as nx
 import torch
 from torch import Tensor, nn
 
+from gradtrace import _settings
 from gradtrace._errors import NotATensorError, RecordingError
 from gradtrace._flow import Spot
 from gradtrace._graph import build
+from gradtrace._observe import patches
 from gradtrace._observe.recorder import Recorder
 from gradtrace._tape import node_of, output_of
 from gradtrace._trace import Trace, Unmet
@@ -116,6 +118,8 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
         _untraced(recorder.start)(self._models, self._names)
         self._running.append((recorder, trace))
         _latest.trace = trace
+        for notice in _settings.started:
+            notice(trace)
         return trace
 
     def __exit__(
@@ -175,6 +179,26 @@ def last_trace() -> Trace:
             " thread has its own latest trace."
         )
     return trace
+
+
+def open_recordings() -> int:
+    """Return how many recordings of this thread run."""
+    return len(patches.observers())
+
+
+def end_recordings(but: int = 0) -> int:
+    """End the recordings of this thread that nobody ended, the latest first.
+
+    Args:
+        but: How many, the first ones, go on.
+
+    Returns:
+        How many were ended.
+    """
+    left = patches.observers()[but:]
+    for recorder in reversed(left):
+        recorder.stop(None)
+    return len(left)
 
 
 def _by_prefix(model: Any) -> dict[str, nn.Module]:

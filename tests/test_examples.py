@@ -7,6 +7,7 @@ new lines into README.md; read them before you keep them.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -21,7 +22,8 @@ from gradtrace import CutKind, Status
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!t]*.py"))
+TESTS = ROOT / "examples" / "test_stop_gradient.py"
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>output of|from) (?P<example>\S+) -->\n)?"
@@ -170,6 +172,57 @@ def test_readme_code_runs(tmp_path: Path) -> None:
     written = {path.name for path in tmp_path.iterdir()}
     assert written >= {"step.svg", "student.png", "all.dot", "coarse.svg", "step.json"}
     check_png((tmp_path / "student.png").read_bytes())
+    golden = (tmp_path / "flow" / "student.json").read_text(encoding="utf-8")
+    assert golden in [block["text"] for block in blocks(None, "text")]
+
+
+# A stop-gradient that is lost or comes in, and the test that has to notice.
+BROKEN = {
+    "    with torch.no_grad():\n": ("    if True:\n", "test_the_target_network_is_not_trained"),
+    "dim=1).detach()\n": ("dim=1)\n", "test_byol_does_not_collapse"),
+    "self.predictor(self.online(one))": (
+        "self.predictor(self.online(one).detach())",
+        "test_byol_does_not_collapse",
+    ),
+    "(code - z).detach()": ("(code - z)", "test_each_term_of_a_vqvae_trains_its_side"),
+    "(code, z.detach())": ("(code, z)", "test_each_term_of_a_vqvae_trains_its_side"),
+}
+
+
+def run_tests(file: Path) -> subprocess.CompletedProcess[str]:
+    """Run pytest on a file of tests, with the plugin."""
+    installed = importlib.metadata.entry_points(group="pytest11", name="gradtrace")
+    plugin = () if installed else ("-p", "gradtrace._pytest")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rf", "--rootdir", file.parent, *plugin, file],
+        cwd=file.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_tests_to_copy_pass(tmp_path: Path) -> None:
+    """The tests in examples/ hold."""
+    file = tmp_path / TESTS.name
+    file.write_text(TESTS.read_text(encoding="utf-8"), encoding="utf-8")
+    done = run_tests(file)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.parametrize("before", BROKEN)
+def test_tests_to_copy_notice(before: str, tmp_path: Path) -> None:
+    """Each fails when a stop-gradient that it is for is gone, or one comes in."""
+    after, noticed_by = BROKEN[before]
+    text = TESTS.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    file = tmp_path / TESTS.name
+    file.write_text(text.replace(before, after), encoding="utf-8")
+    done = run_tests(file)
+    assert f"FAILED {TESTS.name}::{noticed_by}" in done.stdout, done.stdout
+    assert "1 failed, 2 passed" in done.stdout
 
 
 def test_readme_explains_every_word() -> None:

@@ -42,6 +42,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def observers() -> list[Any]:
+    """Return those of this thread, the latest last."""
+    return [*_thread.observers]
+
+
 @contextlib.contextmanager
 def observing(observer: Observer) -> Iterator[None]:
     """Have an observer asked about what happens in this thread."""
