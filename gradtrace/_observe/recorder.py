@@ -18,6 +18,7 @@ from gradtrace._observe.backward import Backward
 from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
 from gradtrace._observe.identity import Identity
 from gradtrace._observe.names import Names, locals_of
+from gradtrace._source import Category, category
 from gradtrace._tape import Input, Node, Tape, node_of
 
 
@@ -139,6 +140,16 @@ class Recorder:
         name = getattr(script, "name", "script")
         return self._closed(name, "script", call, (script, *args), kwargs)
 
+    def around_compiled(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Something that dynamo compiles: it gives wrong values where it traces through a mode."""
+        name = _called_in_torch(sys._getframe(1))
+
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            with _mode_off(self.forward):
+                return call(*args, **kwargs)
+
+        return self._closed(name, "script", unseen, args, kwargs)
+
     def _closed(
         self,
         name: str,
@@ -253,6 +264,15 @@ def _direct(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(arg for arg in args if isinstance(arg, Tensor))
 
 
+def _called_in_torch(frame: FrameType | None) -> str:
+    """Return the name of the function of torch's that the program called: "cond"."""
+    name = ""
+    while frame is not None and category(frame.f_code) is Category.TORCH:
+        name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
+
+
 def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
@@ -265,6 +285,33 @@ def _mode_on(mode: Forward) -> Iterator[None]:
         yield
     finally:
         _take_off(mode)
+
+
+def _modes() -> list[Any]:
+    depth = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(at) for at in range(depth)]
+
+
+def _is_on(mode: Forward) -> bool:
+    """Whether a mode is on: while it handles a call it is not, and what runs belongs to that."""
+    return any(each is mode for each in _modes())
+
+
+@contextlib.contextmanager
+def _mode_off(mode: Forward) -> Iterator[None]:
+    """Take a mode off for a while, and put it back in its place among the others."""
+    stack = _modes()
+    if not _is_on(mode):
+        yield
+        return
+    place = stack.index(mode)
+    _take_off(mode)
+    try:
+        yield
+    finally:
+        above = [torch._C._pop_torch_function_stack() for _ in stack[place + 1 :]]
+        for other in (mode, *reversed(above)):
+            torch._C._push_on_torch_function_stack(other)
 
 
 def _take_off(mode: Forward) -> None:
