@@ -239,7 +239,7 @@ class Recorder:
         self, name: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         forward = self.forward
-        if self._off or _is_tracing():
+        if self._off or _is_tracing() or not _is_on(forward):
             return
         try:
             where = forward.where(sys._getframe(2))
