@@ -296,7 +296,10 @@ class Backward:
         if inner:
             record.roots = ()
         if inside is not None:
-            record.inside, record.inside_op = inside.index, self._current_op()
+            record.inside = inside.index
+            record.inside_op = self._current_op()
+            if record.inside_op is None:  # inside what was recomputed, which belongs to its op
+                record.inside_op = inside.inside_op
         self._number(record)
         starts = [self._start_of(root, record) for root in roots]
         graph = walk(self._identity, [start for start in starts if start is not None], inner=inner)
