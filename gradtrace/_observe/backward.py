@@ -295,6 +295,8 @@ class Backward:
         record.internal = inner
         if inner:
             record.roots = ()
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                record.transformed = self._values(list(roots))
         if inside is not None:
             record.inside = inside.index
             record.inside_op = self._current_op()
