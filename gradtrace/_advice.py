@@ -144,6 +144,10 @@ ASK_FOR_EDGES: Final = (
     'Record with gradtrace.record(values="edges") to be told the op in whose backward it arose.'
 )
 SEE_UNSEEN: Final = "The way runs through {unseen}, which was not observed."
+MAY_BE_IN_UNSEEN: Final = (
+    "It may have flowed into {unseen}, whose graph was built before the recording or out of its"
+    " sight: of that only what is linked is known. Record the forward pass too, in one thread."
+)
 STRAY_PASS: Final = (
     "A backward pass was started outside torch's Python API; its roots and edges were not observed."
 )

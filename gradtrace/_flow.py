@@ -501,9 +501,31 @@ class Flow:
             return Status.CUT
         if reach.interrupted or (reach.has_path and reach.connected):
             return Status.UNKNOWN
-        if self.troubles or any(not done.observed for done in self.passes):
+        if self.may_miss_uses:
             return Status.UNKNOWN
         return Status.CUT if self._last_resort(spot) else Status.UNUSED
+
+    @property
+    def may_miss_uses(self) -> bool:
+        """Whether what seems unused may have flowed through something that was not observed."""
+        return bool(self.troubles or self.hidden or any(not p.observed for p in self.passes))
+
+    @cached_property
+    def hidden(self) -> tuple[int, ...]:
+        """Nodes on ways to a root that stand for what was not seen.
+
+        A graph that was built before the recording or in another thread shows what it is linked to,
+        and nothing of what was detached. What torch.func returns is met as unseen, too; but what
+        goes into it is seen.
+        """
+        if self._transformed:
+            return ()
+        return tuple(
+            node
+            for node in sorted(self.leads_to_root)
+            if self.nodes[node]["flavour"] == "unseen"
+            and self.nodes[node]["op"] != "shared storage"
+        )
 
     def _last_resort(self, spot: Spot) -> tuple[Stop, ...]:
         """Return where a tensor with no way to a root left autograd's sight for another use."""
