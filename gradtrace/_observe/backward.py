@@ -16,6 +16,7 @@ inside an op or leads from an op to a value; the latter are the links that are p
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -499,6 +500,8 @@ class _Watched:
         self.record = record
         self.accumulates = accumulates
         self._graph = graph
+        self._task: int | None = None
+        self._thread = threading.get_ident()
         self._fired: dict[int, tuple[bool, ...]] = {}
         self._norms: dict[tuple[int, int], float | Tensor] = {}
         self._edges_wanted = backward._tape.values == "edges"
@@ -531,6 +534,8 @@ class _Watched:
 
     def _at_node(self, at: int, grad_inputs: Any, grad_outputs: Any) -> None:
         try:
+            if self._task is None:
+                self._task = torch._C._current_graph_task_id()
             self._fired[at] = tuple([gradient is not None for gradient in grad_inputs])
             if self._edges_wanted:
                 with torch._C.DisableTorchFunction():
@@ -547,11 +552,23 @@ class _Watched:
     def _at_leaf(self, at: int, grad_outputs: Any) -> None:
         try:
             gradient = grad_outputs[0]
-            if gradient is not None and self.accumulates:
+            if gradient is not None and self.accumulates and self._is_running():
                 with torch._C.DisableTorchFunction():
                     self._backward.arrived(self.record, self._graph.owners[at], gradient)
         except Exception as error:
             self._backward._forward.missed("backward", error)
+
+    def _is_running(self) -> bool:
+        """Whether the engine calls a leaf's hook in this pass.
+
+        A leaf is on the ways of other passes too, which can run inside this one (re-entrant
+        checkpointing) or in another thread meanwhile.
+        """
+        if self._task is not None:
+            return self._task == torch._C._current_graph_task_id()
+        # A leaf that is a root. The engine's own threads, one for each device, are not Python's.
+        thread = threading.get_ident()
+        return thread == self._thread or all(thread != each.ident for each in threading.enumerate())
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
