@@ -18,8 +18,11 @@ import concurrent.futures
 import contextlib
 import copy
 import functools
+import inspect
+import io
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -48,7 +51,11 @@ from programs import (
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # as torch's own documentation has it
 from torch.nn.utils import parametrizations, prune
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    handle_torch_function,
+    has_torch_function_unary,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -578,6 +585,16 @@ def test_nested_checkpoints(outer: bool, inner: bool) -> None:
     check(program, {"x": REACHED, "first.idle": UNUSED, "second.idle": UNUSED, **used})
 
 
+def test_a_leaf_in_a_pass_and_in_the_pass_inside() -> None:
+    """A gradient that arrives in a pass inside a pass counts once, and each with its own norm."""
+    w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with gradtrace.record() as trace:
+        out = checkpoint(lambda a: a * w * 3, x, use_reentrant=True) + w * 4
+        out.sum().backward()
+    norms = sorted((each.backward_pass, each.norm) for each in trace.explain(w).gradients)
+    assert [(index, round(norm / 2**0.5, 3)) for index, norm in norms] == [(0, 4.0), (1, 3.0)]
+
+
 @regime(
     **{
         "linear*": REACHED,
@@ -637,7 +654,7 @@ def test_hooks_that_change_gradients(log: Log) -> Tensors:
     x.register_hook(lambda gradient: gradient * 2)
     y.register_hook(lambda gradient: gradient / 0)
     hidden = (w * x * y).sin()
-    hidden.register_hook(lambda gradient: log(gradient))
+    hidden.register_hook(log)
     zeroed = z * 3
     zeroed.register_hook(lambda gradient: gradient * 0 + 1)
     (hidden + zeroed * 0).sum().backward()
@@ -935,7 +952,7 @@ class Logged(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the name, and go on."""
-        cls.seen.append(func.__name__)
+        cls.seen.append(getattr(func, "__name__", ""))
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -977,7 +994,7 @@ def test_a_subclass_with_its_own_dispatch() -> None:
 
     def program(log: Log) -> Any:
         kept[:] = [Wrapper(torch.ones(2) + at, requires_grad=True) for at in range(3)]
-        x, y, z = kept
+        x, y, _ = kept
         ((x * 2).sin() * y.detach()).sum().backward()
         log(x.grad.held)
         return x.grad.held
@@ -1109,7 +1126,7 @@ def _mixed_step(log: Log) -> dict[str, Any]:
 @pytest.mark.parametrize("name", MODES)
 def test_modes_active_at_the_same_time(name: str, place: str) -> None:
     """What else observes sees the same, and the verdicts are the same, whoever came first."""
-    traces: list[gradtrace.Trace] = []
+    traces: list[Any] = []
     kept: dict[str, Any] = {}
 
     def program(log: Log, *, recorded: bool) -> Tensors:
@@ -1188,7 +1205,7 @@ def _train_shared(rank: int, model: nn.Module) -> None:
 
 @pytest.mark.long
 def test_training_in_spawned_processes() -> None:
-    """A shared model that other processes train meanwhile comes out the same, and so do verdicts."""
+    """A shared model that another process trains meanwhile comes out the same."""
 
     def program(log: Log) -> Tensors:
         model = mlp()
@@ -1224,7 +1241,7 @@ def test_backward_in_another_thread() -> None:
 def test_forward_in_another_thread(log: Log) -> Tensors:
     """What another thread computed is met by its graph; leaves on no edge of it stay unknown."""
     w, x = leaf(1, 2), leaf(3, 4)
-    hidden = _in_thread(lambda: (w * x.detach()).sin())
+    hidden = _in_thread(lambda: (w * x.detach()) ** 2)
     hidden.sum().backward()
     return {"w": w, "x": x}
 
@@ -1265,6 +1282,8 @@ def test_hogwild() -> None:
     assert len(traces) == 3
     for trace in (own, *traces):
         assert not trace.graph.graph["troubles"]
+        seen = [each.backward_pass for each in trace.gradients if each.leaf == "weight"]
+        assert len(seen) == len(set(seen))  # no pass of another thread counts as one's own
         assert {str(each.status) for each in trace.leaves} == {"reached"}
 
 
@@ -1335,3 +1354,249 @@ def test_generators_that_wait(log: Log) -> Tensors:
     first = next(waiting)
     (first.sum() + next(waiting).sum()).backward()
     return {"w": w, "b": b}
+
+
+# -- copies and files ------------------------------------------------------------------------------
+
+
+class _Copied:
+    """Ways to copy a model, each of which gives one that is whole."""
+
+    @staticmethod
+    def pickled(model: nn.Module) -> Any:
+        """Through pickle."""
+        return pickle.loads(pickle.dumps(model))
+
+    @staticmethod
+    def saved(model: nn.Module) -> Any:
+        """Through a file of torch's."""
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        return torch.load(buffer, weights_only=False)
+
+    @staticmethod
+    def loaded(model: nn.Module) -> Any:
+        """Through a state dictionary that is loaded with weights only."""
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        buffer.seek(0)
+        made = mlp()
+        made.load_state_dict(torch.load(buffer, weights_only=True))
+        return made
+
+
+COPIES: list[Callable[[nn.Module], Any]] = [
+    copy.deepcopy,
+    _Copied.pickled,
+    _Copied.saved,
+    _Copied.loaded,
+]
+
+
+@pytest.mark.parametrize("copied", COPIES, ids=lambda each: each.__name__)
+def test_copies_of_a_model_that_is_recorded(copied: Callable[[nn.Module], Any]) -> None:
+    """A copy that is made before or after a pass is equal, clean, and has a verdict of its own."""
+    made: list[nn.Module] = []
+
+    def program(log: Log) -> Tensors:
+        model = mlp()
+        model(torch.randn(2, 4)).sum().backward()
+        early = copied(model)
+        model.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        late = copied(model)
+        late.zero_grad()
+        early.zero_grad()
+        early(torch.randn(2, 4)).square().sum().backward()
+        made[:] = [early, late]
+        log(early, late, [vars(p) for p in late.parameters()])
+        named = {"model": model, "early": early, "late": late}
+        return {f"{k}.{name}": p for k, m in named.items() for name, p in m.named_parameters()}
+
+    model = Want("reached", None)  # a deep copy that is trained is a cut
+    trace = check(program, {"model*": model, "early*": REACHED, "late*": UNUSED})
+    kinds = {str(each.kind) for each in trace.cuts}
+    assert kinds == ({"copy"} if copied is copy.deepcopy else set())
+    for parameter in (p for each in made for p in each.parameters()):
+        assert parameter._post_accumulate_grad_hooks is None
+        assert not parameter._backward_hooks
+
+
+def test_no_trace_of_ours_in_a_pickle() -> None:
+    """What is pickled or saved while recorded is byte for byte what it is without."""
+
+    def bytes_of(model: nn.Module) -> tuple[bytes, bytes]:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        return pickle.dumps(model), buffer.getvalue()
+
+    torch.manual_seed(0)
+    model = mlp()
+    model.register_forward_hook(_keeps_output)
+    model[0].weight.register_post_accumulate_grad_hook(_keeps_parameter)
+    model(torch.ones(2, 4)).sum().backward()
+    plain = bytes_of(model)
+    with gradtrace.record(model):
+        model.zero_grad(set_to_none=False)
+        model(torch.ones(2, 4)).sum().backward()
+        recorded = bytes_of(model)
+    assert b"gradtrace" not in recorded[0] + recorded[1]
+    assert recorded[0] == plain[0]
+    assert len(recorded[1]) == len(plain[1])
+
+
+def _keeps_output(module: nn.Module, given: Any, output: Any) -> None:
+    pass
+
+
+def _keeps_parameter(parameter: Tensor) -> None:
+    pass
+
+
+# -- optimizers and averages -----------------------------------------------------------------------
+
+
+def _optimizers() -> list[tuple[type[torch.optim.Optimizer], str]]:
+    """Return every optimizer of torch with each way of stepping that it has."""
+    kinds = [
+        each
+        for _, each in sorted(inspect.getmembers(torch.optim, inspect.isclass))
+        if issubclass(each, torch.optim.Optimizer) and each is not torch.optim.Optimizer
+    ]
+    ways = [(kind, "default") for kind in kinds]
+    for kind in kinds:
+        takes = inspect.signature(kind).parameters
+        ways += [(kind, way) for way in ("foreach", "fused", "maximize", "amsgrad") if way in takes]
+    return ways
+
+
+def _steps(log: Log, kind: Any, way: str) -> Tensors:
+    sparse = issubclass(kind, torch.optim.SparseAdam)
+    model: nn.Module = nn.Embedding(5, 2, sparse=True) if sparse else mlp()
+    data = torch.tensor([0, 2, 2]) if sparse else torch.randn(3, 4)
+    chosen = list(model.parameters())
+    if kind.__name__ == "Muon":  # takes matrices only
+        chosen = [each for each in chosen if each.dim() == 2]
+    options = {} if way == "default" else {way: True}
+    optimizer = kind(chosen, **{"lr": 0.01, **options})
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(data).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        log(optimizer.step(closure))
+    log(optimizer.state_dict())
+    return parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), _optimizers(), ids=lambda each: getattr(each, "__name__", each)
+)
+def test_every_optimizer(kind: Any, way: str) -> None:
+    """Each optimizer makes the same steps in each of its ways, and writes are no cuts."""
+    trace = check(lambda log: _steps(log, kind, way), {"*": REACHED})
+    assert len(trace.backward_passes) >= 3
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_cleared_gradients(zeroed: bool) -> None:
+    """A gradient that the optimizer cleared afterwards did arrive."""
+
+    def program(log: Log) -> Tensors:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=zeroed)
+        log(model)
+        return parameters(model)
+
+    trace = check(program, {"*": REACHED}, grads=False)
+    assert all(each.cleared is not None for each in trace.gradients)
+
+
+@pytest.mark.parametrize("kind", ["swa", "ema", "lerp"])
+def test_averaged_models(kind: str) -> None:
+    """An average is written to under no_grad: the model is reached, and the average unused."""
+    from torch.optim import swa_utils
+
+    def program(log: Log) -> Tensors:
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        functions: dict[str, Any] = {
+            "swa": {},
+            "ema": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)},
+            "lerp": {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+        }
+        average = swa_utils.AveragedModel(model, **functions[kind])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = swa_utils.SWALR(optimizer, swa_lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 4)).square().sum().backward()
+            optimizer.step()
+            average.update_parameters(model)
+            scheduler.step()
+        swa_utils.update_bn([torch.randn(4, 4), torch.randn(4, 4)], average)
+        log(average, average(torch.randn(2, 4)).detach())
+        named = {"model": model, "average": average}
+        return {f"{k}.{name}": p for k, m in named.items() for name, p in m.named_parameters()}
+
+    check(program, {"model*": REACHED, "average*": Want("unused", None)})
+
+
+@regime()
+def test_default_device(log: Log) -> Tensors:
+    """A default device that is set inside gives the same verdicts."""
+    torch.set_default_device("cpu")
+    try:
+        return _mixed_step(log)
+    finally:
+        torch.set_default_device(None)
+
+
+# -- callables of others ---------------------------------------------------------------------------
+
+
+class Unhashable:
+    """A function of somebody's that others can override, and that no dictionary can hold."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, factor: Tensor) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply, or have it done by whoever overrides this."""
+        if has_torch_function_unary(x):  # imported by name: torch.overrides answers no
+            return handle_torch_function(self, (x,), x)
+        return x * self.factor
+
+
+@regime(x=REACHED, factor=REACHED)
+def test_callables_without_a_hash(log: Log) -> Tensors:
+    """A callable that goes through torch's overrides may be unhashable."""
+    x, factor = leaf(1, 2), leaf(3, 4)
+    Unhashable(factor)(x).sum().backward()
+    return {"x": x, "factor": factor}
+
+
+class Hashable(Unhashable):
+    """Such a function that a dictionary can hold."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # it is to have one again
+
+
+@regime(x=REACHED, factor=REACHED)
+def test_callables_made_for_one_call(log: Log) -> Tensors:
+    """A callable that goes through torch's overrides is kept no longer than without a recording."""
+    x, factor = leaf(1, 2), leaf(3, 4)
+    function = Hashable(factor)
+    log.watch(function=function)
+    function(x).sum().backward()
+    del function
+    log.living("behind its call")
+    return {"x": x, "factor": factor}
