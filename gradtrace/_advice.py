@@ -155,6 +155,10 @@ FILLED_UNSEEN: Final = (
     "Its .grad was filled while recording, but not by a pass that was observed: code that sets"
     " .grad itself (FSDP does) hides what arrived."
 )
+HOLDS_OTHERS: Final = (
+    "No op took it, but its class holds other tensors, which can be used in its place (FSDP does):"
+    " look for leaves of its whole shape."
+)
 NOT_OBSERVED: Final = "A call could not be observed ({trouble}); the way may run through it."
 BROKE_OFF: Final = "Backward pass {index} raised {error} before it came to this tensor."
 NOT_A_LEAF: Final = (

@@ -258,6 +258,8 @@ class _Explainer:
     def _unknown(self) -> Iterator[str]:
         if self._facts["filled_unseen"]:
             yield _advice.FILLED_UNSEEN
+        if self._flow.is_used_unseen(self._node):
+            yield _advice.HOLDS_OTHERS
         reach = self._flow.reach(self._spot)
         for index in reach.interrupted:
             error = self._flow.passes[index].error

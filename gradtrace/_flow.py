@@ -501,9 +501,13 @@ class Flow:
             return Status.CUT
         if reach.interrupted or (reach.has_path and reach.connected):
             return Status.UNKNOWN
-        if self.may_miss_uses:
+        if self.may_miss_uses or self.is_used_unseen(spot.node):
             return Status.UNKNOWN
         return Status.CUT if self._last_resort(spot) else Status.UNUSED
+
+    def is_used_unseen(self, node: int) -> bool:
+        """Whether no op took a parameter that holds others, with which FSDP2 computes."""
+        return self.nodes[node]["flavour"] == "holder" and not self._out[node]
 
     @property
     def may_miss_uses(self) -> bool:

@@ -452,10 +452,11 @@ class Backward:
 
     def _stray_arrival(self, leaf: int, tensor: Tensor) -> None:
         try:
-            if self._running or tensor.grad is None:
+            if (self._running and _is_accumulating()) or tensor.grad is None:
                 return
             with torch._C.DisableTorchFunction():
-                self.arrived(self._stray_pass(), leaf, tensor.grad)
+                running = self._running[-1] if self._running else self._stray_pass()
+                self.arrived(running, leaf, tensor.grad)
         except Exception as error:
             self._forward.missed("backward", error)
 
@@ -478,6 +479,12 @@ class Backward:
                 tensor._post_accumulate_grad_hooks = None  # not even an empty dictionary stays
         self._leaf_hooks.clear()
         self.settle()
+
+
+def _is_accumulating() -> bool:
+    """Whether the engine is at a leaf, as when it calls its hooks; FSDP2 calls them by hand."""
+    node = torch._C._current_autograd_node()
+    return node is not None and is_leaf_node(node)
 
 
 def _grad_fn_name(tensor: Tensor) -> str | None:

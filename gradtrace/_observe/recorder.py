@@ -18,6 +18,7 @@ from gradtrace._observe.backward import Backward
 from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
 from gradtrace._observe.identity import Identity
 from gradtrace._observe.names import Names, locals_of
+from gradtrace._observe.norms import dispatches_itself
 from gradtrace._source import Category, category
 from gradtrace._tape import Input, Node, Tape, node_of
 
@@ -28,7 +29,7 @@ class Recorder:
     def __init__(self, values: str, entered_by: object) -> None:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.tape = Tape(str(torch.__version__), when, values)
-        self.names = Names(entered_by, self.tape.roots)
+        self.names = Names(entered_by, self.tape.roots, self._named)
         self.identity = Identity(self.tape, self.names.of_leaf)
         self.forward = Forward(self.tape, self.identity)
         self.backward = Backward(self.tape, self.identity, self.forward)
@@ -39,13 +40,13 @@ class Recorder:
 
     def start(self, models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
         """Put everything on. What was on comes off again where something fails half-way."""
-        for name, tensor in tensors.items():
-            self.names.add_tensor(tensor, name)
-        self.tape.models_given = bool(models)
-        for prefix, model in models.items():
-            self.names.add_model(model, prefix)
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
+            for name, tensor in tensors.items():
+                self.names.add_tensor(tensor, name)
+            self.tape.models_given = bool(models)
+            for prefix, model in models.items():
+                self.names.add_model(model, prefix)
             stack.enter_context(patches.observing(self))
             stack.enter_context(_mode_on(self.forward))
             self._stack = stack.pop_all()
@@ -66,6 +67,16 @@ class Recorder:
             node = None if value is None else self.tape.nodes[node_of(value)]
             if value is not None and node is not None and node.kind == "leaf":
                 self.tape.names.setdefault(node_of(value), name)
+
+    def _named(self, tensor: Tensor, name: str) -> None:
+        """Watch a parameter that holds others: FSDP2 computes with those, and fills this one.
+
+        Any other is met when it is used.
+        """
+        if not isinstance(tensor, nn.Parameter) or not dispatches_itself(tensor):
+            return
+        if tensor.requires_grad and self.identity.known(tensor) is None:
+            self.identity.add_source(tensor, name=name, flavour="holder")
 
     def stop_in_child(self) -> None:
         """Record nothing more: this is a forked copy of the process."""
