@@ -143,12 +143,20 @@ ASK_FOR_EDGES: Final = (
     'Record with gradtrace.record(values="edges") to be told the op in whose backward it arose.'
 )
 SEE_UNSEEN: Final = "The way runs through {unseen}, which was not observed."
+MAY_BE_IN_UNSEEN: Final = (
+    "It may have flowed into {unseen}, whose graph was built before the recording or out of its"
+    " sight: of that only what is linked is known. Record the forward pass too, in one thread."
+)
 STRAY_PASS: Final = (
     "A backward pass was started outside torch's Python API; its roots and edges were not observed."
 )
 FILLED_UNSEEN: Final = (
     "Its .grad was filled while recording, but not by a pass that was observed: code that sets"
     " .grad itself (FSDP does) hides what arrived."
+)
+HOLDS_OTHERS: Final = (
+    "No op took it, but its class holds other tensors, which can be used in its place (FSDP does):"
+    " look for leaves of its whole shape."
 )
 NOT_OBSERVED: Final = "A call could not be observed ({trouble}); the way may run through it."
 OVERWRITTEN: Final = "Its gradient is not to be trusted: {}."

@@ -55,16 +55,29 @@ class Explanation:
         return self.text
 
 
-def explain_unmet(name: str, *, requires_grad: bool, leaf: bool, backward: bool) -> Explanation:
+def explain_unmet(flow: Flow, name: str, *, requires_grad: bool, leaf: bool) -> Explanation:
     """Explain a tensor that no op in the recording took."""
+    hints: tuple[str, ...]
     if not requires_grad:
-        status, hint = Status.FROZEN, _advice.FROZEN
-    elif not backward:
-        status, hint = Status.NO_BACKWARD, _advice.NO_BACKWARD
+        status, hints = Status.FROZEN, (_advice.FROZEN,)
+    elif not flow.passes:
+        status, hints = Status.NO_BACKWARD, (_advice.NO_BACKWARD,)
+    elif flow.may_miss_uses:
+        status, hints = Status.UNKNOWN, tuple(_not_observed(flow))
     else:
-        status, hint = Status.UNUSED, _advice.UNUSED_NOTHING
-    text = _layout(f"{name} is {status}: {_advice.VERDICTS[status]}", [], [hint])
-    return Explanation(name, -1, status, (), (), (), leaf, (), None, (hint,), text)
+        status, hints = Status.UNUSED, (_advice.UNUSED_NOTHING,)
+    text = _layout(f"{name} is {status}: {_advice.VERDICTS[status]}", [], list(hints))
+    return Explanation(name, -1, status, (), (), (), leaf, (), None, hints, text)
+
+
+def _not_observed(flow: Flow) -> Iterator[str]:
+    """Say what may hide a use of any tensor."""
+    if any(not done.observed for done in flow.passes):
+        yield _advice.STRAY_PASS
+    for unseen in flow.hidden[:1]:
+        yield _advice.MAY_BE_IN_UNSEEN.format(unseen=flow.label(unseen))
+    for trouble in flow.troubles[:3]:
+        yield _advice.NOT_OBSERVED.format(trouble=trouble)
 
 
 def explain(flow: Flow, spot: Spot) -> Explanation:
@@ -248,16 +261,15 @@ class _Explainer:
     def _unknown(self) -> Iterator[str]:
         if self._facts["filled_unseen"]:
             yield _advice.FILLED_UNSEEN
+        if self._flow.is_used_unseen(self._node):
+            yield _advice.HOLDS_OTHERS
         reach = self._flow.reach(self._spot)
         for index in reach.interrupted:
             error = self._flow.passes[index].error
             yield _advice.BROKE_OFF.format(index=index, error=error or "nothing")
         for unseen in reach.unseen:
             yield _advice.SEE_UNSEEN.format(unseen=self._flow.label(unseen))
-        if any(not done.observed for done in self._flow.passes):
-            yield _advice.STRAY_PASS
-        for trouble in self._flow.troubles[:3]:
-            yield _advice.NOT_OBSERVED.format(trouble=trouble)
+        yield from _not_observed(self._flow)
 
     def _overwritten(self) -> Iterator[Hazard]:
         """Yield the writes that make gradients on the tensor's ways wrong without a word."""

@@ -172,6 +172,7 @@ _PASS = {
     "roots": _each(_COUNT),
     "root_outputs": _each(_COUNT),
     "root_names": _each(_TEXT),
+    "transformed": _each(_COUNT)._replace(default=()),
     **_PLACE,
     "inputs": _maybe(_each(_maybe(_TEXT))),
     "create_graph": _FLAG,
@@ -511,7 +512,8 @@ def _nodes_named(graph: nx.MultiDiGraph) -> Iterator[tuple[str, int]]:
             yield f"shares_storage_with of node {node}", data["shares_storage_with"]
         yield from ((f"writes_to of node {node}", leaf) for leaf in data["writes_to"])
     for number, record in enumerate(map(dict, graph.graph["passes"])):
-        yield from ((f"graph.passes[{number}].roots", root) for root in record["roots"])
+        for part in ("roots", "transformed"):
+            yield from ((f"graph.passes[{number}].{part}", root) for root in record[part])
     for number, record in enumerate(map(dict, graph.graph["gradients"])):
         yield f"graph.gradients[{number}].node", record["node"]
     for number, record in enumerate(map(dict, graph.graph["overwrites"])):

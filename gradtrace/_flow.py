@@ -241,10 +241,17 @@ class Flow:
         return self._upstream(node for roots in self._roots.values() for node, _ in roots)
 
     @cached_property
+    def _transformed(self) -> frozenset[int]:
+        """Nodes that torch.func differentiated: no link tells what its gradients are made from."""
+        return frozenset(
+            node for facts in map(dict, self.graph.graph["passes"]) for node in facts["transformed"]
+        )
+
+    @cached_property
     def leads_to_end(self) -> frozenset[int]:
-        """Nodes from which data leads to where it ends outside autograd: an escape, a write."""
-        ends = (n for n, f in self.nodes.items() if f["kind"] == "escape" or self._is_write(n))
-        return self._upstream(ends, weak=True)
+        """Nodes from which data leads out of autograd's sight: an escape, a write, a transform."""
+        ends = [n for n, f in self.nodes.items() if f["kind"] == "escape" or self._is_write(n)]
+        return self._upstream((*ends, *self._transformed), weak=True)
 
     def _is_write(self, node: int) -> bool:
         facts = self.nodes[node]
@@ -505,12 +512,38 @@ class Flow:
             return Status.CUT
         if reach.interrupted or (reach.has_path and reach.connected):
             return Status.UNKNOWN
-        if self.troubles or any(not done.observed for done in self.passes):
+        if self.may_miss_uses or self.is_used_unseen(spot.node):
             return Status.UNKNOWN
         return Status.CUT if self._last_resort(spot) else Status.UNUSED
 
+    def is_used_unseen(self, node: int) -> bool:
+        """Whether no op took a parameter that holds others, with which FSDP2 computes."""
+        return self.nodes[node]["flavour"] == "holder" and not self._out[node]
+
+    @property
+    def may_miss_uses(self) -> bool:
+        """Whether what seems unused may have flowed through something that was not observed."""
+        return bool(self.troubles or self.hidden or any(not p.observed for p in self.passes))
+
+    @cached_property
+    def hidden(self) -> tuple[int, ...]:
+        """Nodes on ways to a root that stand for what was not seen.
+
+        A graph that was built before the recording or in another thread shows what it is linked to,
+        and nothing of what was detached. What torch.func returns is met as unseen, too; but what
+        goes into it is seen.
+        """
+        if self._transformed:
+            return ()
+        return tuple(
+            node
+            for node in sorted(self.leads_to_root)
+            if self.nodes[node]["flavour"] == "unseen"
+            and self.nodes[node]["op"] != "shared storage"
+        )
+
     def _last_resort(self, spot: Spot) -> tuple[Stop, ...]:
-        """Return where a tensor with no way to a root left torch, or was written into a leaf."""
+        """Return where a tensor with no way to a root left autograd's sight for another use."""
         if spot.node not in self.leads_to_end or self._has_path(spot):
             return ()
         found: dict[tuple[int, CutKind], Stop] = {}
@@ -547,13 +580,13 @@ class Flow:
         return Stop(edge.consumer, kind, ())
 
     def _ends_elsewhere(self, start: int, node: int) -> bool:
-        """Whether data leads from a node to an escape, or into another leaf than `start`."""
+        """Whether data leads from a node to an escape, a transform, or another leaf."""
         waiting, seen = [node], {node}
         while waiting:
             at = waiting.pop()
             facts = self.nodes[at]
             elsewhere = self._is_write(at) and start not in facts["writes_to"]
-            if facts["kind"] == "escape" or elsewhere:
+            if facts["kind"] == "escape" or elsewhere or at in self._transformed:
                 return True
             for edge in self._out[at]:
                 if edge.consumer not in seen and edge.consumer in self.leads_to_end:

@@ -304,6 +304,7 @@ class _Builder:
             "roots": tuple(map(node_of, done.roots)),
             "root_outputs": tuple(map(output_of, done.roots)),
             "root_names": tuple(map(self._value_name, done.roots)),
+            "transformed": tuple(map(node_of, done.transformed)),
             **place,
             "inputs": None if done.inputs is None else tuple(map(self._value_name, done.inputs)),
             "create_graph": done.create_graph,

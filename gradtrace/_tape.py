@@ -163,6 +163,7 @@ class Pass:
     retain_graph: bool
     inside: int | None = None
     inside_op: int | None = None
+    transformed: tuple[int, ...] = ()  # values that torch.func differentiated
     internal: bool = False
     observed: bool = True
     error: str | None = None

@@ -40,12 +40,14 @@ def replaceable() -> dict[str, Any]:
         "ScriptMethod.__call__": torch._C.ScriptMethod.__dict__["__call__"],
         "type(Variable).__call__": type(torch.autograd.Variable).__dict__.get("__call__"),
         "torch.compile": torch.__dict__["compile"],
+        "sys.meta_path": [type(each) for each in sys.meta_path],
+        "_set_stance": _stance_setter(),
     }
 
 
 def leftovers(before: dict[str, Any]) -> list[str]:
     """Return in words what is still on, given what `replaceable` returned before the recording."""
-    found = [name for name, now in replaceable().items() if now is not before[name]]
+    found = [name for name, now in replaceable().items() if now != before[name]]
     if torch._C._len_torch_function_stack():
         found.append("a torch function mode")
     if not torch.is_grad_enabled():
@@ -56,6 +58,16 @@ def leftovers(before: dict[str, Any]) -> list[str]:
     if patches is not None and patches._thread.observers:
         found.append("an observer")
     return found
+
+
+def _stance_setter() -> Any:
+    """Return what sets the compile stance, which is the same before dynamo was loaded."""
+    if "torch._dynamo" not in sys.modules:
+        return "eval_frame's"
+    from torch._dynamo import decorators, eval_frame
+
+    own = decorators.__dict__["_set_stance"] is eval_frame._set_stance
+    return "eval_frame's" if own else "somebody's"
 
 
 def _stance() -> str:

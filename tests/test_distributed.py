@@ -96,11 +96,37 @@ def test_fully_sharded_gradients() -> None:
     check_transparent(program)
 
 
-def test_fully_sharded_verdicts() -> None:
-    """A parameter of FSDP2 that has a gradient is not called cut or unused."""
-    model = _sharded()
-    with gradtrace.record(model) as trace:
-        _step(model)
-    assert all(p.grad is not None for p in model.parameters())
-    statuses = {str(trace.explain(name).status) for name, _ in model.named_parameters()}
-    assert statuses <= {"reached", "unknown"}
+class _Partly(nn.Module):
+    """A model that detaches one of its parameters, and never takes another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.stopped = nn.Parameter(torch.ones(4))
+        self.idle = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale by what gets no gradient."""
+        scaled: Tensor = self.linear(x) * self.stopped.detach()
+        return scaled
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_fully_sharded_verdicts(given: bool) -> None:
+    """A parameter of FSDP2 that got a gradient is reached; of others nothing is claimed."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = _Partly()
+    fully_shard(model, mesh=_mesh())
+    with gradtrace.record(model if given else None) as trace:
+        for _ in range(2):
+            _step(model)
+    filled = {name: p.grad is not None for name, p in model.named_parameters()}
+    assert filled == {"linear.weight": True, "linear.bias": True, "stopped": False, "idle": False}
+    for name, parameter in model.named_parameters():
+        found = trace.explain(parameter)
+        assert found.status == ("reached" if filled[name] else "unknown")
+        assert len(found.gradients) == (2 if filled[name] else 0)
+        assert parameter._post_accumulate_grad_hooks is None
+    whole = [leaf for leaf in trace.leaves if leaf.status == "cut"]
+    assert [leaf.shape for leaf in whole] == [(4,)]

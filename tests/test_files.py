@@ -78,6 +78,7 @@ PASS = {
     "roots": (1,),
     "root_outputs": (0,),
     "root_names": ("loss",),
+    "transformed": (),
     **PLACE,
     "inputs": None,
     "create_graph": False,

@@ -1817,7 +1817,6 @@ def test_other_layouts(log: Log) -> Any:
     return x, image, empty
 
 
-@pytest.mark.xfail(strict=True, reason="force_eager keeps dynamo from wrapping the branches")
 @transparent
 def test_conditional_operator(log: Log) -> Any:
     """torch.cond, which compiles what it is given, and its gradient."""

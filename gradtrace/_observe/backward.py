@@ -16,6 +16,7 @@ inside an op or leads from an op to a value; the latter are the links that are p
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -296,8 +297,13 @@ class Backward:
         record.internal = inner
         if inner:
             record.roots = ()
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                record.transformed = self._values(list(roots))
         if inside is not None:
-            record.inside, record.inside_op = inside.index, self._current_op()
+            record.inside = inside.index
+            record.inside_op = self._current_op()
+            if record.inside_op is None:  # inside what was recomputed, which belongs to its op
+                record.inside_op = inside.inside_op
         self._number(record)
         starts = [self._start_of(root, record) for root in roots]
         graph = walk(self._identity, [start for start in starts if start is not None], inner=inner)
@@ -467,10 +473,11 @@ class Backward:
 
     def _stray_arrival(self, leaf: int, tensor: Tensor) -> None:
         try:
-            if self._running or tensor.grad is None:
+            if (self._running and _is_accumulating()) or tensor.grad is None:
                 return
             with torch._C.DisableTorchFunction():
-                self.arrived(self._stray_pass(), leaf, tensor.grad)
+                running = self._running[-1] if self._running else self._stray_pass()
+                self.arrived(running, leaf, tensor.grad)
         except Exception as error:
             self._forward.missed("backward", error)
 
@@ -495,6 +502,12 @@ class Backward:
         self.settle()
 
 
+def _is_accumulating() -> bool:
+    """Whether the engine is at a leaf, as when it calls its hooks; FSDP2 calls them by hand."""
+    node = torch._C._current_autograd_node()
+    return node is not None and is_leaf_node(node)
+
+
 def _grad_fn_name(tensor: Tensor) -> str | None:
     grad_fn = grad_fn_of(tensor) if tensor.requires_grad else None
     return None if grad_fn is None else type(grad_fn).__name__
@@ -515,6 +528,8 @@ class _Watched:
         self.record = record
         self.accumulates = accumulates
         self._graph = graph
+        self._task: int | None = None
+        self._thread = threading.get_ident()
         self._fired: dict[int, tuple[bool, ...]] = {}
         self._norms: dict[tuple[int, int], float | Tensor] = {}
         self._edges_wanted = backward._tape.values == "edges"
@@ -547,6 +562,8 @@ class _Watched:
 
     def _at_node(self, at: int, grad_inputs: Any, grad_outputs: Any) -> None:
         try:
+            if self._task is None:
+                self._task = torch._C._current_graph_task_id()
             self._fired[at] = tuple([gradient is not None for gradient in grad_inputs])
             if self._edges_wanted:
                 with torch._C.DisableTorchFunction():
@@ -563,11 +580,23 @@ class _Watched:
     def _at_leaf(self, at: int, grad_outputs: Any) -> None:
         try:
             gradient = grad_outputs[0]
-            if gradient is not None and self.accumulates:
+            if gradient is not None and self.accumulates and self._is_running():
                 with torch._C.DisableTorchFunction():
                     self._backward.arrived(self.record, self._graph.owners[at], gradient)
         except Exception as error:
             self._backward._forward.missed("backward", error)
+
+    def _is_running(self) -> bool:
+        """Whether the engine calls a leaf's hook in this pass.
+
+        A leaf is on the ways of other passes too, which can run inside this one (re-entrant
+        checkpointing) or in another thread meanwhile.
+        """
+        if self._task is not None:
+            return self._task == torch._C._current_graph_task_id()
+        # A leaf that is a root. The engine's own threads, one for each device, are not Python's.
+        thread = threading.get_ident()
+        return thread == self._thread or all(thread != each.ident for each in threading.enumerate())
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:

@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -221,7 +221,10 @@ class Forward(TorchFunctionMode):
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        call = self._calls.get(func) or self._describe(func)
+        try:
+            call = self._calls.get(func) or self._describe(func)
+        except Exception:  # somebody's callable that has no hash
+            call = self._describe(func)
         if call.metadata or self.paused or torch._C._get_tracing_state() is not None:
             return func(*args, **kwargs)
         quiet = None
@@ -239,7 +242,8 @@ class Forward(TorchFunctionMode):
         except Exception as error:  # somebody's callable of a kind that torch has none of
             self.missed(type(func).__name__, error)
             call = Call(_answers_no)
-        self._calls[func] = call
+        if _is_lasting(func):
+            self._calls[func] = call
         return call
 
     def _look_inside(
@@ -671,6 +675,16 @@ class Forward(TorchFunctionMode):
         self, call: Call, func: Any, args: Args, kwargs: Kwargs, frame: FrameType, watch: Watch
     ) -> Any:
         return func(*args, **kwargs)
+
+
+def _is_lasting(func: Any) -> bool:
+    """Whether a function lives on by itself: to hold it keeps nothing of the program's alive."""
+    if type(func) is FunctionType:
+        module = sys.modules.get(func.__module__)
+        return getattr(module, func.__name__, None) is func or module is torch._tensor
+    if type(func) is MethodType:
+        return False
+    return type(func).__module__.split(".")[0] in ("builtins", "torch")
 
 
 def _caller_of(func: FunctionType, frame: FrameType) -> FrameType:

@@ -219,12 +219,16 @@ class Identity:
         node = self._tape.nodes[value >> OUTPUT_BITS]
         return node is None or node.kind != "input" or value >> OUTPUT_BITS in self._tape.required
 
-    def add_source(self, tensor: Tensor, *, name: str | None = None) -> int:
+    def add_source(self, tensor: Tensor, *, name: str | None = None, flavour: str = "") -> int:
         """Put a leaf, or data that needs no gradient, on the tape."""
         kind = "leaf" if tensor.requires_grad else "input"
         if name is None:
             name = self._name_of(tensor)
-        flavour = "parameter" if isinstance(tensor, torch.nn.Parameter) else ""
+            known = self.known(tensor)
+            if known is not None:  # with its name its owner was found, who made it known
+                return known
+        if not flavour and isinstance(tensor, torch.nn.Parameter):
+            flavour = "parameter"
         node = self._tape.add(
             Node(kind, None, None, None, "", "grad", (), (describe(tensor),), flavour)
         )

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -54,8 +54,11 @@ def _uncompiled(path: str) -> str:
 class Names:
     """What is called how in one recording. Holds weak references only."""
 
-    def __init__(self, entered_by: object, roots: list[str]) -> None:
+    def __init__(
+        self, entered_by: object, roots: list[str], on_name: Callable[[Tensor, str], None]
+    ) -> None:
         self._entered_by = entered_by  # code object of the function that entered record()
+        self._on_name = on_name
         self._tensors: dict[int, tuple[weakref.ref[Tensor], str, bool]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._taken: set[str] = set()
@@ -69,6 +72,7 @@ class Names:
         if self._tensor(tensor) is None:
             had_gradient = tensor.is_leaf and tensor.grad is not None
             self._tensors[id(tensor)] = (weakref.ref(tensor), name, had_gradient)
+            self._on_name(tensor, name)
 
     def add_model(self, model: nn.Module, prefix: str) -> None:
         """Name everything in a module by its path, behind a prefix that is empty or ends so."""

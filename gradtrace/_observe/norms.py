@@ -34,7 +34,7 @@ def norm_of(gradient: Tensor) -> float | Tensor | None:
 
     Source: torch.linalg.vector_norm, ord=2.
     """
-    if gradient.is_meta or _dispatches_itself(gradient) or _is_batch(gradient):
+    if gradient.is_meta or dispatches_itself(gradient) or _is_batch(gradient):
         return None
     with torch._C.DisableTorchFunction(), torch.no_grad(), no_dispatch_modes():
         try:
@@ -81,10 +81,10 @@ def _careful(values: Tensor) -> Tensor:
     return norm
 
 
-def _dispatches_itself(gradient: Tensor) -> bool:
-    """Whether a subclass would see our own ops (FakeTensor, somebody's logging tensor)."""
-    handler = type(gradient).__torch_dispatch__
-    return handler is not torch._C._disabled_torch_dispatch_impl and type(gradient) not in _PLAIN
+def dispatches_itself(tensor: Tensor) -> bool:
+    """Whether a subclass would see our own ops (DTensor, FakeTensor, somebody's logging tensor)."""
+    handler = type(tensor).__torch_dispatch__
+    return handler is not torch._C._disabled_torch_dispatch_impl and type(tensor) not in _PLAIN
 
 
 _is_batch = torch._C._functorch.is_legacy_batchedtensor

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, Final, Protocol
 
 import torch
@@ -31,6 +35,7 @@ class Observer(Protocol):
     def around_script(self, call: Call, script: Any, *args: Any, **kwargs: Any) -> Any: ...
     def around_variable(self, call: Call, *args: Any, **kwargs: Any) -> Any: ...
     def around_copy(self, call: Call, *args: Any, **kwargs: Any) -> Any: ...
+    def around_compiled(self, call: Call, *args: Any, **kwargs: Any) -> Any: ...
     def constructed(self, tensor: Tensor, *args: Any, **kwargs: Any) -> None: ...
 
 
@@ -62,7 +67,9 @@ def observing(observer: Observer) -> Iterator[None]:
 def _put_on() -> contextlib.ExitStack:
     """Replace everything; where one replacement fails, those before it come off again."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_eager())
+        stance = _Stance()
+        stack.enter_context(stance.forced())
+        stack.enter_context(_replaced(torch, "compile", _compile_around(torch.compile, stance)))
         variable = torch.autograd.Variable
         engine = _Engine(variable._execution_engine)
         stack.enter_context(_replaced(variable, "_execution_engine", engine))
@@ -220,36 +227,136 @@ class _Engine:
         return getattr(self._engine, name)
 
 
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Have compiled functions run eagerly, so that every op is seen and no graph is broken.
+class _Stance:
+    """Has compiled functions run eagerly, so that every op is seen and no graph is broken.
 
-    Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14).
-    Where it is not loaded yet, loading it would cost a second; then the first `torch.compile`
-    does.
+    Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14). So
+    the stance is force_eager as long as anything records; what the program chooses meanwhile is
+    kept for it, and put on at the end. Where dynamo is not loaded yet, loading it would cost a
+    second; then this waits until somebody does.
     """
-    with contextlib.ExitStack() as stack:
 
-        def force() -> None:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    def __init__(self) -> None:
+        self._chosen: Any = None
+        self._set: Call = lambda stance: stance
+        self._is_forced = False
 
-        if "torch._dynamo" in sys.modules:
-            force()
-        else:
-            stack.enter_context(_replaced(torch, "compile", _forcing(torch.compile, force)))
-        yield
+    @contextlib.contextmanager
+    def forced(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+
+            def force() -> None:
+                stack.enter_context(self._forced())
+
+            if "torch._dynamo" in sys.modules:
+                force()
+            else:
+                stack.enter_context(_once_imported("torch._dynamo", force))
+            yield
+
+    @contextlib.contextmanager
+    def _forced(self) -> Iterator[None]:
+        from torch._dynamo import decorators, eval_frame
+
+        self._set = eval_frame._set_stance
+        self._chosen = self._set(eval_frame.DynamoStance("force_eager"))
+        self._is_forced = True
+        try:
+            with _replaced(decorators, "_set_stance", self._choose):
+                yield
+        finally:
+            self._is_forced = False
+            self._set(self._chosen)
+
+    def _choose(self, stance: Any) -> Any:
+        before, self._chosen = self._chosen, stance
+        return before
+
+    @contextlib.contextmanager
+    def as_chosen(self) -> Iterator[None]:
+        """Compile as the program has it, for a call inside which nothing is observed."""
+        if not self._is_forced:
+            yield
+            return
+        forced = self._set(self._chosen)
+        self._is_forced = False
+        try:
+            yield
+        finally:
+            self._is_forced = True
+            self._set(forced)
 
 
-def _forcing(original: Call, force: Callable[[], None]) -> Call:
-    once = [force]
+def _compile_around(original: Call, stance: _Stance) -> Call:
+    """Have torch's own higher-order ops (`torch.cond`) compile what they are given.
+
+    They fail where they can't: such a call is one op, in which nothing is observed.
+    """
 
     @functools.wraps(original)
-    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
-        if once:
-            once.pop()()
-        return original(*args, **kwargs)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        compiled = original(*args, **kwargs)
+        asks = sys._getframe(1)
+        if not _thread.observers or not asks.f_globals["__name__"].startswith(_HIGHER_ORDER):
+            return compiled
 
-    return compile_eagerly
+        def closed(*args: Any, **kwargs: Any) -> Any:
+            with stance.as_chosen():
+                return _around("around_compiled", compiled)(*args, **kwargs)
+
+        return closed
+
+    return replacement
+
+
+_HIGHER_ORDER: Final = ("torch._higher_order_ops", "torch.nn.attention.flex_attention")
+
+
+class _Imports(importlib.abc.MetaPathFinder):
+    """Does something once a module was imported. Finds nothing by itself."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then: Callable[[], None] | None = then
+        self._asking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find a module as all others find it, and have its loader tell when it is done."""
+        if name != self._name or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            loader = vars(spec.loader)
+            loader["exec_module"] = functools.partial(self._execute, loader, spec.loader)
+        return spec
+
+    def _execute(self, replaced: dict[str, Any], loader: Any, module: ModuleType) -> None:
+        del replaced["exec_module"]
+        loader.exec_module(module)
+        if self._then is not None:
+            self._then()
+        self.close()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._then = None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+@contextlib.contextmanager
+def _once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
+    """Do something once a module was imported, unless the block ends before."""
+    imports = _Imports(name, then)
+    sys.meta_path.insert(0, imports)
+    try:
+        yield
+    finally:
+        imports.close()
 
 
 def _forget_in_child() -> None:

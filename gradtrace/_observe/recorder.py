@@ -18,6 +18,8 @@ from gradtrace._observe.backward import Backward
 from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
 from gradtrace._observe.identity import Identity
 from gradtrace._observe.names import Names, locals_of
+from gradtrace._observe.norms import dispatches_itself
+from gradtrace._source import Category, category
 from gradtrace._tape import Input, Node, Tape, node_of
 
 
@@ -27,7 +29,7 @@ class Recorder:
     def __init__(self, values: str, entered_by: object) -> None:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.tape = Tape(str(torch.__version__), when, values)
-        self.names = Names(entered_by, self.tape.roots)
+        self.names = Names(entered_by, self.tape.roots, self._named)
         self.identity = Identity(self.tape, self.names.of_leaf)
         self.forward = Forward(self.tape, self.identity)
         self.backward = Backward(self.tape, self.identity, self.forward)
@@ -38,13 +40,13 @@ class Recorder:
 
     def start(self, models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
         """Put everything on. What was on comes off again where something fails half-way."""
-        for name, tensor in tensors.items():
-            self.names.add_tensor(tensor, name)
-        self.tape.models_given = bool(models)
-        for prefix, model in models.items():
-            self.names.add_model(model, prefix)
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
+            for name, tensor in tensors.items():
+                self.names.add_tensor(tensor, name)
+            self.tape.models_given = bool(models)
+            for prefix, model in models.items():
+                self.names.add_model(model, prefix)
             stack.enter_context(patches.observing(self))
             stack.enter_context(_mode_on(self.forward))
             self._stack = stack.pop_all()
@@ -65,6 +67,16 @@ class Recorder:
             node = None if value is None else self.tape.nodes[node_of(value)]
             if value is not None and node is not None and node.kind == "leaf":
                 self.tape.names.setdefault(node_of(value), name)
+
+    def _named(self, tensor: Tensor, name: str) -> None:
+        """Watch a parameter that holds others: FSDP2 computes with those, and fills this one.
+
+        Any other is met when it is used.
+        """
+        if not isinstance(tensor, nn.Parameter) or not dispatches_itself(tensor):
+            return
+        if tensor.requires_grad and self.identity.known(tensor) is None:
+            self.identity.add_source(tensor, name=name, flavour="holder")
 
     def stop_in_child(self) -> None:
         """Record nothing more: this is a forked copy of the process."""
@@ -146,6 +158,16 @@ class Recorder:
         """A scripted or traced function, in which no mode sees anything."""
         name = getattr(script, "name", "script")
         return self._closed(name, "script", call, (script, *args), kwargs)
+
+    def around_compiled(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Something that dynamo compiles: it gives wrong values where it traces through a mode."""
+        name = _called_in_torch(sys._getframe(1))
+
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            with _mode_off(self.forward):
+                return call(*args, **kwargs)
+
+        return self._closed(name, "script", unseen, args, kwargs)
 
     def _closed(
         self,
@@ -238,7 +260,7 @@ class Recorder:
         self, name: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         forward = self.forward
-        if self._off or _is_tracing():
+        if self._off or _is_tracing() or not _is_on(forward):
             return
         try:
             where = forward.where(sys._getframe(2))
@@ -263,6 +285,15 @@ def _direct(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(arg for arg in args if isinstance(arg, Tensor))
 
 
+def _called_in_torch(frame: FrameType | None) -> str:
+    """Return the name of the function of torch's that the program called: "cond"."""
+    name = ""
+    while frame is not None and category(frame.f_code) is Category.TORCH:
+        name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
+
+
 def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
@@ -275,6 +306,33 @@ def _mode_on(mode: Forward) -> Iterator[None]:
         yield
     finally:
         _take_off(mode)
+
+
+def _modes() -> list[Any]:
+    depth = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(at) for at in range(depth)]
+
+
+def _is_on(mode: Forward) -> bool:
+    """Whether a mode is on: while it handles a call it is not, and what runs belongs to that."""
+    return any(each is mode for each in _modes())
+
+
+@contextlib.contextmanager
+def _mode_off(mode: Forward) -> Iterator[None]:
+    """Take a mode off for a while, and put it back in its place among the others."""
+    stack = _modes()
+    if not _is_on(mode):
+        yield
+        return
+    place = stack.index(mode)
+    _take_off(mode)
+    try:
+        yield
+    finally:
+        above = [torch._C._pop_torch_function_stack() for _ in stack[place + 1 :]]
+        for other in (mode, *reversed(above)):
+            torch._C._push_on_torch_function_stack(other)
 
 
 def _take_off(mode: Forward) -> None:
