@@ -490,9 +490,11 @@ class Flow:
 
     def _status_unreached(self, spot: Spot) -> Status:
         reach = self.reach(spot)
+        if reach.interrupted:
+            return Status.UNKNOWN
         if reach.stops:
             return Status.CUT
-        if reach.interrupted or (reach.has_path and reach.connected):
+        if reach.has_path and reach.connected:
             return Status.UNKNOWN
         if self.troubles or any(not done.observed for done in self.passes):
             return Status.UNKNOWN

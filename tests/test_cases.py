@@ -1424,6 +1424,19 @@ def test_an_error_behind_one_of_two_leaves() -> Ran:
     return trace, locals()
 
 
+@expect(w=Want("unknown", None), b=REACHED)
+def test_an_error_beside_a_cut() -> Ran:
+    """A cut does not say where the other way stopped, which an error broke off."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w.exp()
+        loss = (h.pow(2) * b.exp()).sum() + (w.detach() * b).sum()
+        h.add_(1)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            loss.backward()
+    return trace, locals()
+
+
 @expect(w=NO_BACKWARD)
 def test_no_backward_at_all() -> Ran:
     """Without a pass nothing can be said."""
