@@ -69,6 +69,7 @@ EDGE = {
     "captured": False,
     "norms": ((0, 1.5), (0, math.inf)),
     "weak": False,
+    "apart": None,
 }
 
 PASS = {
