@@ -105,6 +105,7 @@ STOPS: Final = {
 _BY_FLAVOUR: Final = {
     "within_copy": CutKind.COPY,
     "through_data": CutKind.DATA,
+    "through_detach": CutKind.DETACH,
     "pass": CutKind.FIRST_ORDER,
     "checkpoint": CutKind.NO_GRAD,
 }
@@ -146,7 +147,8 @@ def stop_kind(op: str, grad_mode: str, flavour: str, floating: bool) -> CutKind:
         op: The op's name.
         grad_mode: "grad", "no_grad" or "inference_mode" while it ran.
         flavour: "function" for a custom Function, "checkpoint" for re-entrant checkpointing,
-            "within_copy" inside `copy.deepcopy`, "through_data" for a write through `.data`.
+            "within_copy" inside `copy.deepcopy`, "through_data" for a write through `.data`,
+            "through_detach" for one into a leaf's memory through its `detach()`.
         floating: Whether its result is floating or complex, so that it could carry a gradient.
 
     Returns:

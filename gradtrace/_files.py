@@ -164,6 +164,7 @@ _EDGE = {
     "captured": _FLAG._replace(default=False),
     "norms": _each(_pair(_COUNT, _NUMBER)),
     "weak": _FLAG,
+    "apart": _maybe(_one_of(CutKind))._replace(default=None),
 }
 
 _PASS = {

@@ -255,7 +255,7 @@ class Flow:
 
     def _is_write(self, node: int) -> bool:
         facts = self.nodes[node]
-        return facts["kind"] == "op" and facts["shape"] is None and bool(facts["writes_to"])
+        return facts["kind"] == "op" and bool(facts["writes_to"])
 
     def _upstream(self, nodes: Iterable[int], *, weak: bool = False) -> frozenset[int]:
         found = set(nodes)
@@ -285,8 +285,7 @@ class Flow:
         if facts["linked"] is False:
             # torch.func builds graphs of its own: that there is no link in ours says nothing.
             return bool(consumer["flavour"] == "transformed")
-        outside = consumer["flavour"] == "through_data" or consumer["grad_mode"] != "grad"
-        if outside and not facts["linked"]:
+        if consumer["grad_mode"] != "grad" and not facts["linked"]:
             return False
         if consumer["op"] in STOPS and consumer["kind"] == "op" and not facts["linked"]:
             return bool(consumer["grad_fn"] is not None)
@@ -294,13 +293,17 @@ class Flow:
             return bool(consumer["flavour"] == "checkpoint")
         return True
 
-    def _kind(self, edge: Edge, dtype: str | None, requires_grad: bool) -> CutKind:
+    def _kind(
+        self, edge: Edge, dtype: str | None, requires_grad: bool, apart: str | None = None
+    ) -> CutKind:
         """Name the reason why an edge is not connected."""
         facts, consumer = edge.facts, self.nodes[edge.consumer]
         if not facts["requires_grad"] and self._requires_grad(edge):
             return CutKind.NOT_REQUIRED
+        if apart is not None and consumer["grad_mode"] == "grad":
+            return CutKind(apart)
         flavour = consumer["flavour"]
-        outside = flavour in ("pass", "through_data") or consumer["grad_mode"] != "grad"
+        outside = flavour == "pass" or consumer["grad_mode"] != "grad"
         if requires_grad and not outside:
             return STOPS.get(consumer["op"], CutKind.NO_GRADIENT)
         return stop_kind(consumer["op"], consumer["grad_mode"], flavour, is_floating(dtype))
@@ -310,14 +313,15 @@ class Flow:
         producer = self.nodes[edge.producer]
         return bool(producer["requires_grad"] or producer["kind"] == "leaf")
 
-    def _results(self, node: int) -> Iterator[tuple[bool, str | None]]:
-        """Yield (requires_grad, dtype) of a node's results on each of their ways to a root."""
+    def _results(self, node: int) -> Iterator[tuple[bool, str | None, str | None]]:
+        """Yield (requires_grad, dtype, apart) of a node's results on each way to a root."""
         for edge in self._out[node]:
-            if not edge.facts["weak"] and edge.consumer in self.leads_to_root:
-                yield edge.facts["requires_grad"], edge.facts["dtype"]
+            facts = edge.facts
+            if not facts["weak"] and edge.consumer in self.leads_to_root:
+                yield facts["requires_grad"], facts["dtype"], facts["apart"]
         facts = self.nodes[node]
         if facts["root_of"]:
-            yield facts["grad_fn"] is not None, facts["dtype"]
+            yield facts["grad_fn"] is not None, facts["dtype"], None
 
     # -- from one tensor -------------------------------------------------------------------------
 
@@ -351,6 +355,8 @@ class Flow:
 
     def _is_dead_end(self, edge: Edge) -> bool:
         """Whether an op's result requires no grad, as indices beside values: it was cut there."""
+        if edge.facts["apart"] is not None:
+            return True
         return self.nodes[edge.producer]["kind"] == "op" and not edge.facts["requires_grad"]
 
     def _has_path(self, spot: Spot) -> bool:
@@ -376,11 +382,11 @@ class Flow:
         if self.nodes[edge.consumer]["kind"] == "leaf":
             return False
         goes_on = False
-        for requires_grad, dtype in self._results(edge.consumer):
-            if self._connects(edge, requires_grad):
+        for requires_grad, dtype, apart in self._results(edge.consumer):
+            if apart is None and self._connects(edge, requires_grad):
                 goes_on = True
             else:
-                kind = self._kind(edge, dtype, requires_grad)
+                kind = self._kind(edge, dtype, requires_grad, apart)
                 stop = Stop(edge.consumer, kind, ())
                 stops.setdefault((edge.consumer, kind), stop)
         return goes_on
@@ -494,8 +500,12 @@ class Flow:
         return bool(results[spot.output])
 
     def _is_reached(self, spot: Spot) -> bool:
+        facts = self.nodes[spot.node]
+        if facts["kind"] != "op":
+            # What a pass that raised sent on its way to a leaf was not put there.
+            return any(self.passes[index].error is None for index in facts["reached"])
         if spot.output is None:
-            return bool(self.nodes[spot.node]["reached"])
+            return bool(facts["reached"])
         if any(edge.facts["reached"] for edge in self._uses(spot)):
             return True
         for facts in map(dict, self.graph.graph["passes"]):
@@ -508,9 +518,11 @@ class Flow:
 
     def _status_unreached(self, spot: Spot) -> Status:
         reach = self.reach(spot)
+        if reach.interrupted:
+            return Status.UNKNOWN
         if reach.stops:
             return Status.CUT
-        if reach.interrupted or (reach.has_path and reach.connected):
+        if reach.has_path and reach.connected:
             return Status.UNKNOWN
         if self.may_miss_uses or self.is_used_unseen(spot.node):
             return Status.UNKNOWN
@@ -553,9 +565,12 @@ class Flow:
                 if edge.consumer not in self.leads_to_end or edge.consumer in seen:
                     continue
                 stop = self._end(spot.node, edge)
+                consumer = self.nodes[edge.consumer]
                 if stop is not None:
                     found.setdefault((stop.node, stop.kind), stop)
-                elif self.nodes[edge.consumer]["kind"] == "op" and not edge.facts["weak"]:
+                    if not consumer["writes_to"]:
+                        continue
+                if consumer["kind"] == "op" and not edge.facts["weak"]:
                     seen.add(edge.consumer)
                     waiting.append(Spot(edge.consumer))
         return tuple(found.values())
@@ -565,7 +580,7 @@ class Flow:
         consumer = self.nodes[edge.consumer]
         if consumer["kind"] == "escape":
             return Stop(edge.consumer, CutKind.ESCAPE, ())
-        if edge.facts["weak"]:
+        if edge.facts["weak"] or consumer["writes_to"]:
             if start in consumer["writes_to"] or not consumer["writes_to"]:
                 return None
             kind = stop_kind(consumer["op"], consumer["grad_mode"], consumer["flavour"], True)

@@ -16,6 +16,7 @@ import networkx as nx
 
 from gradtrace import _source
 from gradtrace._cuts import STOPS, writes
+from gradtrace._records import CutKind
 from gradtrace._tape import (
     OUTPUT_MASK,
     Input,
@@ -160,22 +161,160 @@ class _Builder:
             "result_requires_grad": tuple(output.requires_grad for output in outputs),
         }
 
+    # -- writes ----------------------------------------------------------------------------------
+    #
+    # NOTE [ What a tensor holds after writes ]
+    # Where a tensor is read after writes to its memory, it holds what the writes brought and, as
+    # far as autograd or the data lead past them, what it held before. A write through autograd
+    # into the reader's own family (a base and its views) takes in all that was there; one under
+    # no_grad, or through a `detach` or `.data`, does not: the reader has an edge from it and another
+    # one from before it. Where `detach` or `.data` stands between writer and reader, the edge says
+    # so: no gradient comes along it.
+
+    def _taken(self, number: int, node: Node) -> Iterator[tuple[Input, CutKind | None, bool]]:
+        """Yield what an op took, what parts it from the op that brought it, and if it is as given."""
+        for given in node.inputs:
+            if node_of(given.value) == number or (given.target and self._goes_past(number)):
+                continue
+            for value, apart in self._held(given.value):
+                if value == given.value:
+                    yield given, apart, True
+                else:
+                    requires_grad = given.requires_grad and self._output(value).requires_grad
+                    held = given._replace(value=value, requires_grad=requires_grad)
+                    yield held, apart, False
+        for value, apart in self._around(number, node):
+            yield Input(value, self._output(value).requires_grad), apart, False
+
+    def _held(self, value: int) -> list[tuple[int, CutKind | None]]:
+        """Return the values whose data a value holds."""
+        tape = self._tape
+        if value in tape.previous:
+            return self._held_since(tape.previous[value], node_of(value), value)
+        target = self._target(value)
+        if target is None or not self._goes_past(node_of(value)):
+            return [(value, None)]
+        node = self._tape.nodes[node_of(value)]
+        keeps = node is not None and any(given.target for given in node.inputs)
+        if not keeps and not self._output(target).requires_grad:
+            return [(value, None)]
+        return [(value, None), *self._held(target)]
+
+    def _held_since(
+        self, before: int, write: int | None, latest: int | None = None
+    ) -> list[tuple[int, CutKind | None]]:
+        """Return what a tensor holds that held `before` until a row of writes to its memory."""
+        found: list[tuple[int, CutKind | None]] = []
+        while write is not None and write > node_of(before):
+            target = self._tape.targets[write][0]
+            apart = self._parted(before, target)
+            value = value_of(write) if latest is None else latest
+            found.append((value, apart))
+            if apart is None and self._takes_all(write):
+                return found
+            write, latest = self._tape.earlier.get(write), None
+        return found + self._held(before)
+
+    def _around(self, number: int, node: Node) -> list[tuple[int, CutKind | None]]:
+        """Return what stays around a view that a write fills, and that autograd takes in too."""
+        target = next(iter(self._tape.targets.get(number, ())), None)
+        if target is None or self._goes_past(number):
+            return []
+        if node.grad_mode != "grad" or not self._is_view(target):
+            return []
+        held = self._held_since(self._root(target), self._tape.earlier.get(number))
+        return [(value, apart) for value, apart in held if self._output(value).requires_grad]
+
+    def _takes_all(self, write: int) -> bool:
+        """Whether a write takes in all that was in its family's memory."""
+        node = self._tape.nodes[write]
+        if node is None:
+            return False
+        keeps = any(given.target for given in node.inputs)
+        if self._goes_past(write) and (keeps or node.grad_mode != "grad"):
+            return False
+        return not self._is_view(self._tape.targets[write][0]) or bool(self._around(write, node))
+
+    def _target(self, value: int) -> int | None:
+        """Return what the tensor held to which a write gave this value, or None."""
+        targets = self._tape.targets.get(node_of(value), ())
+        return targets[output_of(value)] if output_of(value) < len(targets) else None
+
+    def _goes_past(self, write: int) -> bool:
+        """Whether a write goes past what its target held, to which autograd leads all the same."""
+        node = self._tape.nodes[write]
+        targets = self._tape.targets.get(write, ())
+        if node is None or len(targets) != 1:
+            return False
+        required = self._output(targets[0]).requires_grad
+        if required:
+            return node.grad_mode != "grad"
+        return self._parent(targets[0]) is not None
+
+    def _origin(self, value: int) -> int:
+        """Return what a tensor was before all writes."""
+        while True:
+            before = self._tape.previous.get(value, self._target(value))
+            if before is None:
+                return value
+            value = before
+
+    def _is_view(self, value: int) -> bool:
+        node = self._tape.nodes[node_of(self._origin(value))]
+        return node is not None and node.alias_of is not None and node.op not in STOPS
+
+    def _root(self, value: int) -> int:
+        """Return the base of a view, as autograd sees it, before all writes."""
+        while True:
+            value = self._origin(value)
+            node = self._tape.nodes[node_of(value)]
+            if node is None or node.alias_of is None or node.op in STOPS or not node.inputs:
+                return value
+            value = node.inputs[0].value
+
+    def _parent(self, value: int) -> tuple[int, CutKind] | None:
+        """Return what a detached tensor shares its memory with, and the kind that parts them."""
+        node = self._tape.nodes[node_of(self._root(value))]
+        if node is None or node.alias_of is None or node.op not in STOPS or not node.inputs:
+            return None
+        return node.inputs[0].value, STOPS[node.op]
+
+    def _parted(self, reader: int, writer: int) -> CutKind | None:
+        """Return what stands between two tensors on one memory, or None within one family."""
+        families: dict[int, CutKind | None] = {}
+        value, kind = reader, None
+        while True:
+            families[node_of(self._root(value))] = kind
+            parent = self._parent(value)
+            if parent is None:
+                break
+            value, kind = parent[0], kind or parent[1]
+        value, kind = writer, None
+        while node_of(self._root(value)) not in families:
+            parent = self._parent(value)
+            if parent is None:
+                return kind or CutKind.COPY
+            value, kind = parent[0], kind or parent[1]
+        return kind or families[node_of(self._root(value))]
+
     # -- edges -----------------------------------------------------------------------------------
 
     def _edges(self, number: int, node: Node) -> Iterator[tuple[int, Attributes]]:
         """Yield the producer and the facts of each edge into a node."""
-        inputs = [given for given in node.inputs if node_of(given.value) != number]
-        uses = Counter(given.value for given in inputs)
+        inputs = list(self._taken(number, node))
+        uses = Counter(given.value for given, _, _ in inputs)
         links = dict(self._links.get(number, {}))
         nth: dict[int, int] = defaultdict(int)
-        for slot, given in enumerate(inputs):
+        for slot, (given, apart, own) in enumerate(inputs):
             found = self._found_links(given.value, links)
             states = _states(found, nth[given.value], uses[given.value])
             nth[given.value] += 1
+            moved = given.target or (node.alias_of is not None and node.op not in STOPS)
+            moved = moved and own and apart is None
             weak = (node.kind == "op" and not node.outputs) or (
-                given.target and not found and self._is_rebased(given.value, links)
+                moved and not found and self._is_rebased(given.value, links)
             )
-            facts = self._edge_attributes(number, slot, given, states, weak=weak)
+            facts = self._edge_attributes(number, slot, given, states, weak=weak, apart=apart)
             yield node_of(given.value), facts
         for slot, value in enumerate(self._unseen_links(links, uses), len(inputs)):
             states = _states(links[value], 0, 1)
@@ -211,14 +350,11 @@ class _Builder:
 
         A write to a view becomes a write to its base: the way through the view is no other one.
         """
-        linked = {node_of(v) for v in links}
-        node: int | None = node_of(value)
-        while node is not None:
-            entry = self._tape.nodes[node]
-            node = None if entry is None or entry.op in STOPS else entry.alias_of
-            if node in linked:
-                return True
-        return False
+        node = self._tape.nodes[node_of(value)]
+        if node is None or (node_of(value) in self._tape.targets and node.grad_mode != "grad"):
+            return False
+        root = node_of(self._root(value))
+        return any(node_of(self._root(linked)) == root for linked in links)
 
     def _edge_attributes(
         self,
@@ -228,6 +364,7 @@ class _Builder:
         links: list[tuple[int, LinkState]],
         *,
         weak: bool,
+        apart: CutKind | None = None,
     ) -> Attributes:
         output = self._output(given.value)
         reached = _passes(links, "reached")
@@ -247,6 +384,7 @@ class _Builder:
             "captured": given.captured,
             "norms": tuple((index, link.norm) for index, link in links if link.norm is not None),
             "weak": weak,
+            "apart": None if apart is None else str(apart),
         }
 
     def _output(self, value: int) -> Output:

@@ -190,6 +190,11 @@ class Tape:
     frozen: set[int] = field(default_factory=set)  # leaves that did not require it in the end
     filled_unseen: set[int] = field(default_factory=set)  # leaves whose .grad came unobserved
     aliased_outputs: dict[int, Output] = field(default_factory=dict)
+    # NOTE [ Writes ]: what each tensor that a write went to held before, and the write before it
+    # on the same memory; for a tensor that met a write through another one, its value before.
+    targets: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    earlier: dict[int, int] = field(default_factory=dict)
+    previous: dict[int, int] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
     edits: int = 0  # counts changes that no list's length shows
 

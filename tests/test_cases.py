@@ -789,6 +789,138 @@ def test_a_write_beside_a_data_that_was_read() -> Ran:
     return trace, locals()
 
 
+# -- one memory, several tensors -------------------------------------------------------------------
+
+
+@expect(w=cut(detach="h.add_(w)"), b=reached(detach=("h.detach()", "h.add_(w)")))
+def test_a_write_that_a_detached_twin_sees() -> Ran:
+    """What is written into a tensor reaches its detached twin without its history."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        twin = h.detach()
+        h.add_(w)
+        (twin * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="h.add_(w)"), b=reached(data=("h.data", "h.add_(w)")))
+def test_a_write_that_a_data_twin_sees() -> Ran:
+    """A twin made by `.data` sees the write, though no version counter tells."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        twin = h.data
+        h.add_(w)
+        (twin * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach="twin.add_(w)"), b=REACHED)
+def test_a_write_into_a_detached_twin() -> Ran:
+    """What is written into a detached twin reaches the tensor without its history."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = b * 2
+        twin = h.detach()
+        twin.add_(w)
+        (h * 3).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="h.data"), b=REACHED)
+def test_a_data_twin_that_is_changed_itself() -> Ran:
+    """What a `.data` holds when it is written to stays a way of its own."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        twin = h.data
+        twin.sigmoid_()
+        (twin * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED)
+def test_a_detached_twin_that_scales_its_tensor() -> Ran:
+    """A tensor that is scaled through its detached twin keeps its history, and no way is cut."""
+    w = leaf(1, 2)
+    with record() as trace:
+        h = w * 2
+        h.detach().mul_(0.5)
+        h.sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(non_differentiable="h > 0.9"))
+def test_a_mask_of_a_result_that_was_changed_under_no_grad() -> Ran:
+    """A write under no_grad takes nothing from what its target is to later ops."""
+    w = leaf(1, 2)
+    with record() as trace:
+        h = w * 2
+        with torch.no_grad():
+            h.sigmoid_()
+        h.masked_fill(h > 0.9, 0.25).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(detach="h.detach()"), b=cut(detach="h.detach()"))
+def test_what_stays_around_a_view_that_is_filled() -> Ran:
+    """A view that is filled leaves the rest of its base as it was."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        h[0].copy_(b[0])
+        (h.detach() * torch.ones(2, requires_grad=True)).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED)
+def test_a_view_that_was_changed_under_no_grad() -> Ran:
+    """A view whose grad_fn autograd makes anew is known again."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        row = (w * b).view(2, 1).t()
+        with torch.no_grad():
+            row.mul_(1.5)
+        row.sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(data="p.data.copy_(w)"), p=REACHED)
+def test_a_leaf_that_initialises_another_through_data() -> Ran:
+    """`p.data.copy_(w)` is the cut of a leaf that has no other way."""
+    w, p = leaf(1, 2), nn.Parameter(torch.zeros(2))
+    with record() as trace:
+        p.data.copy_(w)
+        p.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=cut(no_grad="row.copy_(w)"), p=REACHED)
+def test_a_view_of_a_leaf_that_is_filled_under_no_grad() -> Ran:
+    """Writing into a view of a leaf under no_grad starts the leaf anew, as into itself."""
+    w, p = leaf(1, 2), nn.Parameter(torch.zeros(2, 2))
+    with record() as trace:
+        row = p[0]
+        with torch.no_grad():
+            row.copy_(w)
+        p.pow(2).sum().backward()
+    return trace, locals()
+
+
+@expect(w=reached(no_grad="x.copy_(h)"))
+def test_data_that_was_no_leaf_any_more() -> Ran:
+    """Data that an op made require grad is no leaf, and a write under no_grad is a cut there."""
+    w, x = leaf(1, 2), torch.ones(2)
+    with record() as trace:
+        h = w * 2
+        x.mul_(h)
+        with torch.no_grad():
+            x.copy_(h)
+        x.sum().backward()
+    return trace, locals()
+
+
 # -- custom Functions ------------------------------------------------------------------------------
 
 
@@ -953,6 +1085,16 @@ def test_grad_for_all_inputs() -> Ran:
     w, b = leaf(1, 2), leaf(3, 4)
     with record() as trace:
         first, second = torch.autograd.grad((w * b).sum(), [w, b])
+    return trace, locals()
+
+
+@expect(w=REACHED, grads=False)
+def test_grad_for_one_input_twice() -> Ran:
+    """A leaf that is asked for twice gets one gradient."""
+    w = leaf(1, 2)
+    with record() as trace:
+        torch.autograd.grad((w * 2).sum(), [w, w])
+    assert len(trace.gradients) == 1
     return trace, locals()
 
 
@@ -1420,6 +1562,32 @@ def test_an_error_behind_one_of_two_leaves() -> Ran:
             h = h * 2
         loss = (h + b).sum()
         with pytest.raises(ValueError, match="broken"):
+            loss.backward()
+    return trace, locals()
+
+
+@expect(w=Want("unknown", None), b=REACHED)
+def test_an_error_beside_a_cut() -> Ran:
+    """A cut does not say where the other way stopped, which an error broke off."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w.exp()
+        loss = (h.pow(2) * b.exp()).sum() + (w.detach() * b).sum()
+        h.add_(1)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            loss.backward()
+    return trace, locals()
+
+
+@expect(w=UNKNOWN, b=REACHED)
+def test_a_gradient_that_was_on_its_way_when_an_error_came() -> Ran:
+    """What an op sent to a leaf is not there before the engine has put it there."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        spoiled = w.exp()
+        loss = (w.expand(1, 2) * spoiled.sin() * b).sum()
+        spoiled.add_(1)
+        with pytest.raises(RuntimeError, match="inplace operation"):
             loss.backward()
     return trace, locals()
 

@@ -70,6 +70,7 @@ EDGE = {
     "captured": False,
     "norms": ((0, 1.5), (0, math.inf)),
     "weak": False,
+    "apart": None,
 }
 
 PASS = {

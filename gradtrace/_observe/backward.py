@@ -409,7 +409,8 @@ class Backward:
             if value is None:
                 continue
             node = self._tape.nodes[node_of(value)]
-            if node is not None and node.kind in ("leaf", "input"):
+            # Asked for twice, it arrives once.
+            if node is not None and node.kind in ("leaf", "input") and value not in record.captured:
                 self.arrived(record, node_of(value), gradient)
             record.captured.append(value)
         if returned:

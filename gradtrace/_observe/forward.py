@@ -301,19 +301,8 @@ class Forward(TorchFunctionMode):
         if not (call.in_place or "out" in kwargs):
             return inputs, ()
         written = self._written(call, args, kwargs)
-        targets = {self._identity.value(t): self._keeps_history(t) for t in written}
-        kept = (given for given in inputs if not targets.get(given.value, False))
-        return tuple(g._replace(target=True) if g.value in targets else g for g in kept), written
-
-    def _keeps_history(self, tensor: Tensor) -> bool:
-        """Whether a write goes past the history of its target, to which autograd still leads.
-
-        What the target held before is then no way of its own through the write.
-        """
-        owner = self._data_owner(tensor)
-        if owner is not None:
-            return owner.requires_grad
-        return tensor.requires_grad and not torch.is_grad_enabled()
+        targets = set(map(self._identity.value, written))
+        return tuple(g._replace(target=True) if g.value in targets else g for g in inputs), written
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -409,7 +398,7 @@ class Forward(TorchFunctionMode):
         if not inputs and not written and not any(grad_fn_of(t) for t in outputs):
             self._add_sources(call, outputs, frame)
             return
-        flavour = "through_data" if any(map(self._is_silent, written)) else ""
+        flavour = "through_data" if any(self._data_owner(t) is not None for t in written) else ""
         where = where or self.where(frame)
         if call.pairwise:
             self._add_pairs(call, inputs, list(tensors_in((result,))), where)
@@ -458,7 +447,7 @@ class Forward(TorchFunctionMode):
         if leaves and inputs:
             # Which of several tensors (`_foreach_*`) went into which leaf is not known.
             target = tuple(leaves) if len(written) == 1 else ()
-            silent = "through_data" if any(map(self._is_silent, written)) else ""
+            silent = "through_data" if any(self._data_owner(t) is not None for t in written) else ""
             mode = grad_mode()
             self._tape.add(Node("op", call.name, *where, mode, inputs, (), silent, None, target))
         if call.name in ("zero_", "_foreach_zero_"):
@@ -493,12 +482,24 @@ class Forward(TorchFunctionMode):
         facts = [facts_of(tensor) for tensor in plain]
         described = tuple([output for output, _ in facts])
         flavour = flavour or self._circumstance()
-        alias = self._alias(name, inputs, plain)
-        entry = new_node(("op", name, *where, grad_mode(), inputs, described, flavour, alias, ()))
+        targets = tuple(map(self._identity.value_before, outputs)) if written else ()
+        alias = self._alias(name, inputs, plain, targets)
+        leaves = self._leaves_beside(plain) if targets else ()
+        if leaves and not flavour:
+            flavour = "through_detach"
+        mode = grad_mode()
+        entry = new_node(("op", name, *where, mode, inputs, described, flavour, alias, leaves))
         if node is None:
             node = self._tape.add(entry)
         else:
             self._tape.nodes[node] = entry
+        if targets:
+            self._tape.targets[node] = targets
+        if (
+            targets and not torch.is_grad_enabled()
+        ):  # a view's grad_fn is new, and leads on as before
+            for at, (_, grad_fn) in enumerate(facts):
+                self._identity.mark_unmarked(plain[at], grad_fn, targets[at])
         for at, (output, grad_fn) in enumerate(facts):
             value = value_of(node, at)
             self._identity.settle(outputs[at], plain[at], value, grad_fn)
@@ -526,35 +527,50 @@ class Forward(TorchFunctionMode):
         inside_transform = torch._C._functorch.peek_interpreter_stack() is not None
         return "transformed" if inside_transform else ""
 
-    def _alias(self, name: str, inputs: tuple[Input, ...], outputs: list[Tensor]) -> int | None:
-        if not inputs or not outputs:
+    def _alias(
+        self,
+        name: str,
+        inputs: tuple[Input, ...],
+        outputs: list[Tensor],
+        targets: tuple[int, ...],
+    ) -> int | None:
+        if not outputs or not (inputs or targets):
             return None
-        shares = name in ("detach", "data") or outputs[0]._is_view()
-        return node_of(inputs[0].value) if shares else None
+        shares = name in ("detach", "data", "data =") or outputs[0]._is_view()
+        return node_of(targets[0] if targets else inputs[0].value) if shares else None
 
     def _is_silent(self, tensor: Tensor) -> bool:
         """Whether another tensor on this memory doesn't see the write by its version counter."""
-        return self._data_owner(tensor) is not None
+        return bool(self._data_owners) and self._owner_at(storage_of(tensor)) is not None
+
+    def _owner_at(self, storage: int) -> Tensor | None:
+        """Return the living tensor on a memory whose `.data` was read, or None."""
+        ref = self._data_owners.get(storage)
+        owner = None if ref is None else ref()
+        # The memory may have been freed, and its number given to another tensor's.
+        return None if owner is None or storage_of(owner) != storage else owner
 
     def _data_owner(self, tensor: Tensor) -> Tensor | None:
         """Return the living tensor whose `.data` a tensor is, or is a view of; or None."""
         if not self._data_owners:
             return None
-        storage = storage_of(tensor)
-        ref = self._data_owners.get(storage)
-        owner = None if ref is None else ref()
-        # The memory may have been freed, and its number given to another tensor's.
-        if owner is None or storage_of(owner) != storage or _base(owner) is _base(tensor):
-            return None
-        return owner
+        owner = self._owner_at(storage_of(tensor))
+        return None if owner is None or _base(owner) is _base(tensor) else owner
 
     # -- writes into leaves ----------------------------------------------------------------------
 
     def _started_anew(self, call: Call, tensor: Tensor) -> int | None:
         """Return the leaf that a write outside autograd's sight starts anew, or None."""
-        if call.name in ("detach_", "requires_grad_") or grad_fn_of(tensor) is not None:
+        if call.name in ("detach_", "requires_grad_"):
+            return None
+        if torch.is_grad_enabled() and grad_fn_of(tensor) is not None:
             return None
         return self._identity.written_leaf(tensor)
+
+    def _leaves_beside(self, outputs: list[Tensor]) -> tuple[int, ...]:
+        """Return the leaves whose memory was written to, as by `p.data.copy_(w)`."""
+        leaves = map(self._identity.written_leaf, outputs)
+        return tuple(dict.fromkeys(leaf for leaf in leaves if leaf is not None))
 
     # -- calls that need more than the rule ------------------------------------------------------
 

@@ -135,6 +135,11 @@ class Identity:
         value = self.known(tensor)
         return self._holder(tensor) if value is None else value
 
+    def value_before(self, tensor: Tensor) -> int:
+        """Return the value that a tensor had before it was written to just now."""
+        entry = self.table.get(id(tensor))
+        return self.value(tensor) if entry is None or entry.ref() is not tensor else entry.value
+
     def value(self, tensor: Tensor) -> int:
         """Return the value of a tensor as it is now, meeting it first where it is new."""
         entry = self.table.get(id(tensor))
@@ -177,18 +182,57 @@ class Identity:
     def _changed(self, tensor: Tensor, entry: Entry) -> int:
         """Give a tensor that somebody wrote to its new value."""
         node = entry.value >> OUTPUT_BITS
-        if tensor.requires_grad and grad_fn_of(tensor) is None:
+        if tensor.requires_grad and grad_fn_of(tensor) is None and not self._is_made(node):
             return self.remember(tensor, entry.value)
         write = self._writes.get(storage_of(tensor), -1)
         if write > node:
             number = len(self._tape.aliased_outputs) % (INSIDE - 2**10) + 2**10
             value = value_of(write, number)
             self._tape.aliased_outputs[value] = describe(tensor)
-            if self._by_grad_fn(tensor) is None:  # a write through `.data` leaves the grad_fn
-                self.mark(tensor, value)
+            self._tape.previous[value] = entry.value
+            grad_fn = grad_fn_of(tensor)
+            self.mark_unmarked(tensor, grad_fn, self._behind_view(grad_fn, entry, write, value))
             return self.remember(tensor, value)
         found = self._by_grad_fn(tensor)
-        return self.remember(tensor, entry.value if found is None else found)
+        if found is None:
+            found = entry.value
+            self.mark_unmarked(tensor, grad_fn_of(tensor), found)
+        return self.remember(tensor, found)
+
+    def _behind_view(self, grad_fn: Any, entry: Entry, write: int, value: int) -> int:
+        """Return the value to which a view's new grad_fn leads: from a write, or from before it."""
+        following = None if grad_fn is None else grad_fn.next_functions
+        base, output_nr = following[0] if following else (None, 0)
+        mark = None if base is None else self.at_edge(base, output_nr)
+        node = -1 if mark is None else mark >> OUTPUT_BITS
+        if node == write:
+            return value
+        return entry.value if node <= entry.value >> OUTPUT_BITS else value_of(node)
+
+    def mark_unmarked(self, tensor: Tensor, grad_fn: Any, value: int) -> None:
+        """Write a value's number on a grad_fn that autograd made anew for a view."""
+        if grad_fn is not None and self.at_edge(grad_fn, tensor.output_nr) is None:
+            self._mark_node(grad_fn, tensor.output_nr, self._past_writes(value))
+
+    def _past_writes(self, value: int) -> int:
+        """Return the value to which autograd leads past the writes that it did not see."""
+        tape = self._tape
+        while True:
+            node = tape.nodes[value >> OUTPUT_BITS]
+            targets = tape.targets.get(value >> OUTPUT_BITS, ())
+            if node is None or node.grad_mode == "grad":
+                return value
+            if value in tape.previous:
+                value = tape.previous[value]
+            elif value & OUTPUT_MASK < len(targets):
+                value = targets[value & OUTPUT_MASK]
+            else:
+                return value
+
+    def _is_made(self, node: int) -> bool:
+        """Whether an op made a tensor, though a view taken under no_grad calls itself a leaf."""
+        made_by = self._tape.nodes[node]
+        return made_by is not None and made_by.kind == "op"
 
     # -- meeting for the first time --------------------------------------------------------------
 
@@ -376,6 +420,8 @@ class Identity:
         leaf = None if entry is None else entry.ref()
         if entry is None or leaf is None or storage_of(leaf) != storage_of(tensor):
             return None
+        if not leaf.is_leaf:  # data that an op wrote to since
+            return None
         if leaf.requires_grad or isinstance(leaf, torch.nn.Parameter):
             return entry.value >> OUTPUT_BITS
         return None
@@ -384,6 +430,9 @@ class Identity:
         """Note that an op wrote to a tensor's memory; `silent` where no version counter tells."""
         storage = storage_of(tensor)
         if storage:
+            before = self._writes.get(storage)
+            if before is not None:
+                self._tape.earlier[node] = before
             self._writes[storage] = node
             self.silent_writes |= silent
         base = tensor._base if tensor._is_view() and torch.is_grad_enabled() else None

@@ -57,6 +57,7 @@ _EDGE: dict[str, Any] = {
     "not_requested": (),
     "norms": (),
     "weak": False,
+    "apart": None,
 }
 
 
