@@ -377,8 +377,9 @@ class Forward(TorchFunctionMode):
     ) -> None:
         for given in inputs:
             function.take(given)
-        inside = value_of(function.node, INSIDE)
-        for tensor in tensors_in((*written, result)):
+        inside, unchanged = value_of(function.node, INSIDE), self._identity.unchanged
+        made = (tensor for tensor in tensors_in((result,)) if not unchanged(tensor))
+        for tensor in (*tensors_in(written), *made):
             if not (tensor.requires_grad and grad_fn_of(tensor) is None):
                 self._identity.remember(tensor, inside)
 
