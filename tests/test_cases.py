@@ -2123,6 +2123,38 @@ def test_a_frozen_parameter_that_a_checkpoint_converts_in_vain() -> Ran:
     return trace, locals()
 
 
+@expect(w=REACHED, rows=REACHED)
+def test_views_inside_a_checkpoint() -> Ran:
+    """A view that is taken under no_grad inside a checkpoint is no leaf of its own."""
+    w, rows = leaf(1, 2), torch.ones(2, 2, requires_grad=True)
+    with record() as trace:
+        h = w.exp()
+        block = lambda x: x.view(1, 2) * rows[0] + x[None] * rows.T  # noqa: E731  # a short block
+        checkpoint(block, h, use_reentrant=True).sum().backward()
+    assert [each.name for each in trace.leaves] == ["w", "rows"], trace.leaves
+    return trace, {"w": w, "rows": rows}
+
+
+@expect(w=REACHED, table=cut(no_gradient="_Rows.apply(w)"))
+def test_a_view_inside_a_function() -> Ran:
+    """A view of what a Function met by closure is no leaf of its own either."""
+    w, table = leaf(1, 2), torch.ones(2, 2, requires_grad=True)
+
+    class _Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x[None] * table[0]
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:
+            return gradient[0]
+
+    with record() as trace:
+        _Rows.apply(w).sum().backward()
+    assert len(trace.leaves) == 2, trace.leaves
+    return trace, {"w": w, "table": table}
+
+
 @expect(w=cut(no_gradient="_Blocked.apply(h)"), b=REACHED, h=cut(no_gradient="_Blocked.apply(h)"))
 def test_a_function_that_stops_everything() -> Ran:
     """Behind a Function that returns None nothing is reached, though torch runs the nodes there."""
