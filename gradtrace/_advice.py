@@ -111,10 +111,18 @@ ASSERT_STOP: Final = (
     "If it is meant, keep it from disappearing with a test: trace.assert_only_cuts([{source!r}])."
 )
 
+INDICES: Final = (
+    "The indices that `{op}` gives are integers and have no derivative; the values beside them do."
+)
+HAPPENED_IN_CHECKPOINT: Final = "Re-entrant checkpointing runs its blocks without grad mode."
 CHECKPOINT: Final = (
-    "Re-entrant checkpointing runs its blocks without grad mode; where none of its inputs requires"
-    " grad, nothing inside learns. Pass use_reentrant=False, or have an input require grad"
-    " (model.enable_input_require_grads() in transformers)."
+    "Where none of its inputs requires grad, nothing inside learns. Pass use_reentrant=False, or"
+    " have an input require grad (model.enable_input_require_grads() in transformers)."
+)
+LEFT_CHECKPOINT: Final = (
+    "Only what the block returns gets a history. This value left it in another way, such as a hook,"
+    " a list or an attribute (an auxiliary loss, recorded hidden states). Return it from the block,"
+    " or pass use_reentrant=False."
 )
 
 UNUSED_NOTHING: Final = (

@@ -142,7 +142,8 @@ class _Explainer:
             yield f"  ... and in {len(self._gradients) - 3} more"
 
     def _cut(self, cut: Cut) -> Iterator[str]:
-        yield f"  cut: {call_of(cut)}{_at(cut.location)}"
+        call = f"{cut.op}, its indices" if self._is_of_indices(cut) else call_of(cut)
+        yield f"  cut: {call}{_at(cut.location)}"
         if cut.source:
             yield f"       {cut.source}"
         if cut.called_from is not None:
@@ -181,14 +182,26 @@ class _Explainer:
         yield from self._about_kind_of_tensor()
         for kind in dict.fromkeys(cut.kind for cut in self._cuts):
             cut = next(cut for cut in self._cuts if cut.kind is kind)
-            yield _advice.HAPPENED[kind].format(op=cut.op)
-            if cut.op == "checkpoint" and kind is CutKind.NO_GRAD:
-                yield _advice.CHECKPOINT
-            else:
-                yield _advice.REMEDIES[kind]
+            yield from self._about_cut(cut)
         yield from self._if_meant()
         yield from self._about_status()
         yield from map(_advice.OVERWRITTEN.format, self._overwritten())
+
+    def _about_cut(self, cut: Cut) -> Iterator[str]:
+        """Yield what happened at a cut, and what to do."""
+        if cut.op == "checkpoint" and cut.kind is CutKind.NO_GRAD:
+            left = self._flow.nodes[cut.node]["grad_fn"] is not None
+            yield _advice.HAPPENED_IN_CHECKPOINT
+            yield _advice.LEFT_CHECKPOINT if left else _advice.CHECKPOINT
+            return
+        happened = _advice.INDICES if self._is_of_indices(cut) else _advice.HAPPENED[cut.kind]
+        yield happened.format(op=cut.op)
+        yield _advice.REMEDIES[cut.kind]
+
+    def _is_of_indices(self, cut: Cut) -> bool:
+        """Whether an op cuts by the indices only that it gives beside values, as `topk` does."""
+        gives = self._flow.nodes[cut.node]["result_requires_grad"]
+        return cut.kind is CutKind.NON_DIFFERENTIABLE and any(gives)
 
     def _if_meant(self) -> Iterator[str]:
         """Yield how to assert the first cut that people make on purpose."""

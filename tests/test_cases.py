@@ -2248,6 +2248,81 @@ class _Blocked(torch.autograd.Function):
         return None
 
 
+class _Contiguous(torch.autograd.Function):
+    """x * table, in a forward that asks for both in a form that they have already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return x.float().contiguous() * table.float().contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.saved_tensors[0], None
+
+
+@expect(w=UNUSED, b=REACHED, table=Want("frozen"))
+def test_data_that_a_function_only_passes_through() -> Ran:
+    """What a Function gets back unchanged from an op inside is not made by that Function."""
+    w, b, table = leaf(1, 2), leaf(3, 4), torch.ones(2)
+    with record() as trace:
+        _Contiguous.apply(w, table)
+        (b * table).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED, h=REACHED)
+def test_a_result_that_a_function_only_passes_through() -> Ran:
+    """So is what requires grad, which other ops take afterwards."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w.exp()
+        _Contiguous.apply(h, torch.ones(2))
+        (h * b).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, inner=FROZEN)
+def test_a_frozen_parameter_that_a_checkpoint_converts_in_vain() -> Ran:
+    """A frozen parameter stays what it is where `.float()` in a checkpoint gives it back."""
+    w, inner = leaf(1, 2), leaf(3, 4).requires_grad_(False)
+    with record() as trace:
+        checkpoint(lambda x: x * inner.float(), w, use_reentrant=True).sum().backward()
+    return trace, locals()
+
+
+@expect(w=REACHED, rows=REACHED)
+def test_views_inside_a_checkpoint() -> Ran:
+    """A view that is taken under no_grad inside a checkpoint is no leaf of its own."""
+    w, rows = leaf(1, 2), torch.ones(2, 2, requires_grad=True)
+    with record() as trace:
+        h = w.exp()
+        block = lambda x: x.view(1, 2) * rows[0] + x[None] * rows.T  # noqa: E731  # a short block
+        checkpoint(block, h, use_reentrant=True).sum().backward()
+    assert [each.name for each in trace.leaves] == ["w", "rows"], trace.leaves
+    return trace, {"w": w, "rows": rows}
+
+
+@expect(w=REACHED, table=cut(no_gradient="_Rows.apply(w)"))
+def test_a_view_inside_a_function() -> Ran:
+    """A view of what a Function met by closure is no leaf of its own either."""
+    w, table = leaf(1, 2), torch.ones(2, 2, requires_grad=True)
+
+    class _Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x[None] * table[0]
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:
+            return gradient[0]
+
+    with record() as trace:
+        _Rows.apply(w).sum().backward()
+    assert len(trace.leaves) == 2, trace.leaves
+    return trace, {"w": w, "table": table}
+
+
 @expect(w=cut(no_gradient="_Blocked.apply(h)"), b=REACHED, h=cut(no_gradient="_Blocked.apply(h)"))
 def test_a_function_that_stops_everything() -> Ran:
     """Behind a Function that returns None nothing is reached, though torch runs the nodes there."""

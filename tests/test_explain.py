@@ -377,6 +377,40 @@ def test_checkpointing_has_a_hint_of_its_own() -> None:
     assert "use_reentrant=False" in str(trace.explain("block.weight"))
 
 
+def test_what_leaves_a_checkpoint_sideways_has_a_hint_of_its_own() -> None:
+    """A value that a hook or a list takes out of a block is told from a block that learns nothing.
+
+    So is an auxiliary loss on recorded activations, which re-entrant checkpointing ruins silently.
+    """
+    x, w, kept = leaf(1, 2), leaf(3, 4), []
+
+    def block(x: Tensor) -> Tensor:
+        kept.append(x * w)
+        return kept[-1].exp()
+
+    with gradtrace.record() as trace:
+        loss = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True).sum()
+        (loss + kept[0].square().sum()).backward()
+    found = trace.explain(w)
+    assert [(cut.kind, cut.op) for cut in found.cuts] == [("no_grad", "checkpoint")]
+    text = " ".join(str(found).split())
+    assert "a hook, a list or an attribute" in text
+    assert "none of its inputs requires grad" not in text
+
+
+@pytest.mark.parametrize("pick", [lambda w: w.topk(2), lambda w: w.max(0), lambda w: w.sort()])
+def test_indices_are_told_from_the_values_beside_them(pick: Callable[[Tensor], Any]) -> None:
+    """Where an op gives values and indices, its values are not said to have no derivative."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with gradtrace.record() as trace:
+        (b[pick(w)[1]] * w).sum().backward()
+    text = str(trace.explain(w))
+    assert ", its indices at " in text
+    assert "are integers and have no derivative; the values beside them do" in " ".join(
+        text.split()
+    )
+
+
 def test_explanations_are_values() -> None:
     """An explanation does not change when more is recorded, and holds no tensor."""
     w: Any = leaf(1, 2)

@@ -366,9 +366,10 @@ class Forward(TorchFunctionMode):
     ) -> None:
         for given in inputs:
             function.take(given)
-        inside = value_of(function.node, INSIDE)
-        for tensor in tensors_in((*written, result)):
-            if not (tensor.requires_grad and grad_fn_of(tensor) is None):
+        inside, unchanged = value_of(function.node, INSIDE), self._identity.unchanged
+        made = (tensor for tensor in tensors_in((result,)) if not unchanged(tensor))
+        for tensor in (*tensors_in(written), *made):
+            if not _is_leaf(unwrapped(tensor)):
                 self._identity.remember(tensor, inside)
 
     def _add_escape(self, call: Call, inputs: tuple[Input, ...], frame: FrameType | None) -> None:
@@ -503,9 +504,7 @@ class Forward(TorchFunctionMode):
         for at, (output, grad_fn) in enumerate(facts):
             value = value_of(node, at)
             self._identity.settle(outputs[at], plain[at], value, grad_fn)
-            # A view of a leaf that is taken under no_grad calls itself a leaf; nobody means it so.
-            is_view = plain[at]._is_view() and not torch.is_grad_enabled()
-            if output.requires_grad and grad_fn is None and not is_view:
+            if output.requires_grad and grad_fn is None and _is_leaf(plain[at]):
                 self._identity.leaf_made_by_op(outputs[at], value, where)
         for tensor in written:
             self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
@@ -713,6 +712,13 @@ def _caller_of(func: FunctionType, frame: FrameType) -> FrameType:
 
 def _base(tensor: Tensor) -> Tensor | None:
     return tensor._base if tensor._is_view() else tensor
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    """Whether a new tensor is a leaf: a view taken under no_grad calls itself one, and is none."""
+    if not tensor.requires_grad or grad_fn_of(tensor) is not None:
+        return False
+    return torch.is_grad_enabled() or not tensor._is_view()
 
 
 def _has_default_handler(kind: Any) -> bool:
