@@ -193,6 +193,7 @@ def _wrong(trace: gradtrace.Trace, leaves: Tensors, wanted: Mapping[str, Want]) 
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # in inductor
 def test_compiled_before(counter: Any) -> None:
     """What was compiled before is seen into while recorded, and runs compiled again behind."""
     function = torch.compile(compiled_loss, backend=counter)
@@ -206,6 +207,7 @@ def test_compiled_before(counter: Any) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # in inductor
 def test_compiled_inside(counter: Any) -> None:
     """What is compiled inside is seen into, and is compiled when it runs behind the block."""
     with gradtrace.record() as trace:
@@ -280,8 +282,8 @@ _FIRST_COMPILED = """
         if how == "decorator":
             return compile(backend="eager")(loss)
         if how == "optimize":
-            import torch._dynamo
-            return torch._dynamo.optimize("eager")(loss)
+            from torch import _dynamo
+            return _dynamo.optimize("eager")(loss)
         class Loss(nn.Module):
             def forward(self, w, b):
                 return loss(w, b)
