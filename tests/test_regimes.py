@@ -20,6 +20,7 @@ import copy
 import functools
 import inspect
 import io
+import itertools
 import os
 import pathlib
 import pickle
@@ -1116,6 +1117,9 @@ MODES: dict[str, Callable[[Log], Any]] = {
 }
 
 
+FUNCTION_MODES = {"device", "function", "debug"}  # left in the order of our own stack
+
+
 def _mixed_step(log: Log) -> dict[str, Any]:
     model, stopped = mlp(), leaf(1, 2)
     out = model(torch.randn(3, 4)) * stopped.detach()
@@ -1124,23 +1128,33 @@ def _mixed_step(log: Log) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
-@pytest.mark.parametrize("place", ["inside", "around"])
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *itertools.product(MODES, ["inside", "around"]),
+        *itertools.product(sorted(MODES.keys() - FUNCTION_MODES), ["ends inside", "begins inside"]),
+    ],
+)
 def test_modes_active_at_the_same_time(name: str, place: str) -> None:
     """What else observes sees the same, and the verdicts are the same, whoever came first."""
     traces: list[Any] = []
     kept: dict[str, Any] = {}
 
     def program(log: Log, *, recorded: bool) -> Tensors:
-        recording = gradtrace.record if recorded else contextlib.nullcontext
-        with contextlib.ExitStack() as stack:
-            if place == "around":
-                stack.enter_context(MODES[name](log))
-            traces[:] = [stack.enter_context(recording())]
-            if place == "inside":
-                stack.enter_context(MODES[name](log))
+        recording = gradtrace.record() if recorded else contextlib.nullcontext()
+        mode = MODES[name](log)
+        ours_first = place in ("inside", "begins inside")
+        first, second = (recording, mode) if ours_first else (mode, recording)
+        with contextlib.ExitStack() as left_last, contextlib.ExitStack() as left_first:
+            stacks = [left_last, left_first]
+            if place in ("begins inside", "ends inside"):
+                stacks.reverse()
+            entered = [
+                s.enter_context(each) for s, each in zip(stacks, (first, second), strict=True)
+            ]
             kept.clear()
             kept.update(_mixed_step(log))
+        traces[:] = [each for each in entered if isinstance(each, gradtrace.Trace)]
         return kept
 
     oracle.run(functools.partial(program, recorded=False))  # what is done once for a process
