@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import copy
 import functools
+import importlib.util
 import inspect
 import io
 import itertools
@@ -62,6 +63,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import gradtrace
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 Tensors = Mapping[str, Any]
 Program = Callable[[Log], Tensors]
@@ -269,7 +272,6 @@ _FIRST_COMPILED = """
     import gradtrace
 
     assert "torch._dynamo" not in sys.modules
-    finders = list(sys.meta_path)
 
     def loss(w, b):
         hidden = w.sin()
@@ -301,9 +303,10 @@ _FIRST_COMPILED = """
         value.backward()
     assert torch.equal(value, loss(plain, other)) and torch.equal(w.grad, plain.grad)
     assert [str(trace.explain(x).status) for x in (w, b)] == ["reached", "cut"], trace.summary()
-    assert [op.op for op in trace.ops][:4] == ["sin", "detach", "mul", "sum"], trace.ops
+    seen = [op.op for op in trace.ops if op.location.function == "loss"]
+    assert seen == ["sin", "detach", "mul", "sum"], trace.ops
     assert not trace.graph.graph["troubles"]
-    assert sys.meta_path == finders, sys.meta_path
+    assert not [each for each in sys.meta_path if "gradtrace" in type(each).__module__]
     from torch._dynamo import eval_frame
     assert eval_frame._stance.stance == "default"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
@@ -345,7 +348,7 @@ def _other_branch(x: Tensor, y: Tensor) -> Tensor:
     return (x * y.detach()).cos()
 
 
-@regime(x=REACHED, y=ZERO, c=REACHED, d=UNUSED)
+@regime(x=REACHED, c=REACHED, d=UNUSED)  # y: zeros, or cut in torch 2.6
 def test_conditional_operator(log: Log) -> Tensors:
     """`torch.cond` is one op; what its branches met by closure is an input of it."""
     x, y, c, d = leaf(1, 2), leaf(3, 4), leaf(5, 6), leaf(7, 8)
@@ -362,12 +365,12 @@ def test_the_conditional_operator_is_one_op() -> None:
         torch.cond(
             torch.tensor(True), lambda a: a.sin() * 2, lambda a: a.cos(), (x,)
         ).sum().backward()
-    ops = {op.op: op for op in trace.ops}
+    ops = {op.op: op for op in trace.ops if op.location and op.location.file == __file__}
     assert set(ops) == {"cond", "sum"}
-    assert ops["cond"].location is not None
-    assert ops["cond"].location.file == __file__
+    assert (len(trace.leaves), len(trace.backward_passes)) == (1, 1)  # nothing of the tracing
 
 
+@pytest.mark.skipif(TORCH <= (2, 6), reason="scan has no derivative there")
 @regime(xs=REACHED, factor=REACHED, init=REACHED)
 def test_scans_and_maps(log: Log) -> Tensors:
     """`scan` and `map` are one op each, whose gradients are seen at the edges."""
@@ -793,6 +796,9 @@ def test_attention_backends(backend: Any, grouped: bool) -> None:
     """Each way of computing attention that a CPU has gives the same, and reaches all three."""
     from torch.nn.attention import sdpa_kernel
 
+    if grouped and TORCH <= (2, 6):
+        pytest.skip("no kernel takes fewer heads there")
+
     def program(log: Log) -> Tensors:
         q, k, v = (torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3))
         if grouped:
@@ -1115,6 +1121,8 @@ MODES: dict[str, Callable[[Log], Any]] = {
     "saved on cpu": lambda log: torch.autograd.graph.save_on_cpu(),
     "multithreading off": lambda log: torch.autograd.set_multithreading_enabled(False),
 }
+if importlib.util.find_spec("torch.utils._debug_mode") is None:
+    del MODES["debug"]  # torch 2.6
 
 
 FUNCTION_MODES = {"device", "function", "debug"}  # left in the order of our own stack
