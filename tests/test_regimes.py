@@ -18,8 +18,10 @@ import concurrent.futures
 import contextlib
 import copy
 import functools
+import importlib.util
 import inspect
 import io
+import itertools
 import os
 import pathlib
 import pickle
@@ -61,6 +63,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import gradtrace
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 Tensors = Mapping[str, Any]
 Program = Callable[[Log], Tensors]
@@ -193,6 +197,7 @@ def _wrong(trace: gradtrace.Trace, leaves: Tensors, wanted: Mapping[str, Want]) 
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # in inductor
 def test_compiled_before(counter: Any) -> None:
     """What was compiled before is seen into while recorded, and runs compiled again behind."""
     function = torch.compile(compiled_loss, backend=counter)
@@ -206,6 +211,7 @@ def test_compiled_before(counter: Any) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # in inductor
 def test_compiled_inside(counter: Any) -> None:
     """What is compiled inside is seen into, and is compiled when it runs behind the block."""
     with gradtrace.record() as trace:
@@ -266,7 +272,6 @@ _FIRST_COMPILED = """
     import gradtrace
 
     assert "torch._dynamo" not in sys.modules
-    finders = list(sys.meta_path)
 
     def loss(w, b):
         hidden = w.sin()
@@ -280,8 +285,8 @@ _FIRST_COMPILED = """
         if how == "decorator":
             return compile(backend="eager")(loss)
         if how == "optimize":
-            import torch._dynamo
-            return torch._dynamo.optimize("eager")(loss)
+            from torch import _dynamo
+            return _dynamo.optimize("eager")(loss)
         class Loss(nn.Module):
             def forward(self, w, b):
                 return loss(w, b)
@@ -298,9 +303,10 @@ _FIRST_COMPILED = """
         value.backward()
     assert torch.equal(value, loss(plain, other)) and torch.equal(w.grad, plain.grad)
     assert [str(trace.explain(x).status) for x in (w, b)] == ["reached", "cut"], trace.summary()
-    assert [op.op for op in trace.ops][:4] == ["sin", "detach", "mul", "sum"], trace.ops
+    seen = [op.op for op in trace.ops if op.location.function == "loss"]
+    assert seen == ["sin", "detach", "mul", "sum"], trace.ops
     assert not trace.graph.graph["troubles"]
-    assert sys.meta_path == finders, sys.meta_path
+    assert not [each for each in sys.meta_path if "gradtrace" in type(each).__module__]
     from torch._dynamo import eval_frame
     assert eval_frame._stance.stance == "default"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
@@ -342,7 +348,7 @@ def _other_branch(x: Tensor, y: Tensor) -> Tensor:
     return (x * y.detach()).cos()
 
 
-@regime(x=REACHED, y=ZERO, c=REACHED, d=UNUSED)
+@regime(x=REACHED, c=REACHED, d=UNUSED)  # y: zeros, or cut in torch 2.6
 def test_conditional_operator(log: Log) -> Tensors:
     """`torch.cond` is one op; what its branches met by closure is an input of it."""
     x, y, c, d = leaf(1, 2), leaf(3, 4), leaf(5, 6), leaf(7, 8)
@@ -359,12 +365,12 @@ def test_the_conditional_operator_is_one_op() -> None:
         torch.cond(
             torch.tensor(True), lambda a: a.sin() * 2, lambda a: a.cos(), (x,)
         ).sum().backward()
-    ops = {op.op: op for op in trace.ops}
+    ops = {op.op: op for op in trace.ops if op.location and op.location.file == __file__}
     assert set(ops) == {"cond", "sum"}
-    assert ops["cond"].location is not None
-    assert ops["cond"].location.file == __file__
+    assert (len(trace.leaves), len(trace.backward_passes)) == (1, 1)  # nothing of the tracing
 
 
+@pytest.mark.skipif(TORCH <= (2, 6), reason="scan has no derivative there")
 @regime(xs=REACHED, factor=REACHED, init=REACHED)
 def test_scans_and_maps(log: Log) -> Tensors:
     """`scan` and `map` are one op each, whose gradients are seen at the edges."""
@@ -790,6 +796,9 @@ def test_attention_backends(backend: Any, grouped: bool) -> None:
     """Each way of computing attention that a CPU has gives the same, and reaches all three."""
     from torch.nn.attention import sdpa_kernel
 
+    if grouped and TORCH <= (2, 6):
+        pytest.skip("no kernel takes fewer heads there")
+
     def program(log: Log) -> Tensors:
         q, k, v = (torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3))
         if grouped:
@@ -1112,6 +1121,11 @@ MODES: dict[str, Callable[[Log], Any]] = {
     "saved on cpu": lambda log: torch.autograd.graph.save_on_cpu(),
     "multithreading off": lambda log: torch.autograd.set_multithreading_enabled(False),
 }
+if importlib.util.find_spec("torch.utils._debug_mode") is None:
+    del MODES["debug"]  # torch 2.6
+
+
+FUNCTION_MODES = {"device", "function", "debug"}  # left in the order of our own stack
 
 
 def _mixed_step(log: Log) -> dict[str, Any]:
@@ -1122,23 +1136,33 @@ def _mixed_step(log: Log) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
-@pytest.mark.parametrize("place", ["inside", "around"])
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *itertools.product(MODES, ["inside", "around"]),
+        *itertools.product(sorted(MODES.keys() - FUNCTION_MODES), ["ends inside", "begins inside"]),
+    ],
+)
 def test_modes_active_at_the_same_time(name: str, place: str) -> None:
     """What else observes sees the same, and the verdicts are the same, whoever came first."""
     traces: list[Any] = []
     kept: dict[str, Any] = {}
 
     def program(log: Log, *, recorded: bool) -> Tensors:
-        recording = gradtrace.record if recorded else contextlib.nullcontext
-        with contextlib.ExitStack() as stack:
-            if place == "around":
-                stack.enter_context(MODES[name](log))
-            traces[:] = [stack.enter_context(recording())]
-            if place == "inside":
-                stack.enter_context(MODES[name](log))
+        recording = gradtrace.record() if recorded else contextlib.nullcontext()
+        mode = MODES[name](log)
+        ours_first = place in ("inside", "begins inside")
+        first, second = (recording, mode) if ours_first else (mode, recording)
+        with contextlib.ExitStack() as left_last, contextlib.ExitStack() as left_first:
+            stacks = [left_last, left_first]
+            if place in ("begins inside", "ends inside"):
+                stacks.reverse()
+            entered = [
+                s.enter_context(each) for s, each in zip(stacks, (first, second), strict=True)
+            ]
             kept.clear()
             kept.update(_mixed_step(log))
+        traces[:] = [each for each in entered if isinstance(each, gradtrace.Trace)]
         return kept
 
     oracle.run(functools.partial(program, recorded=False))  # what is done once for a process

@@ -295,7 +295,10 @@ def _called_in_torch(frame: FrameType | None) -> str:
 
 
 def _is_tracing() -> bool:
-    return torch._C._get_tracing_state() is not None
+    """Whether somebody traces what runs (torch.jit.trace, make_fx): none of it is computed."""
+    if torch._C._get_tracing_state() is not None:
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 @contextlib.contextmanager
