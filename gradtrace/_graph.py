@@ -167,12 +167,12 @@ class _Builder:
     # Where a tensor is read after writes to its memory, it holds what the writes brought and, as
     # far as autograd or the data lead past them, what it held before. A write through autograd
     # into the reader's own family (a base and its views) takes in all that was there; one under
-    # no_grad, or through a `detach` or `.data`, does not: the reader has an edge from it and another
-    # one from before it. Where `detach` or `.data` stands between writer and reader, the edge says
-    # so: no gradient comes along it.
+    # no_grad, or through a `detach` or `.data`, does not: the reader has an edge from it and
+    # another one from before it. Where `detach` or `.data` stands between writer and reader, the
+    # edge says so: no gradient comes along it.
 
     def _taken(self, number: int, node: Node) -> Iterator[tuple[Input, CutKind | None, bool]]:
-        """Yield what an op took, what parts it from the op that brought it, and if it is as given."""
+        """Yield what an op took, what parts it from its maker, and whether it is as given."""
         for given in node.inputs:
             if node_of(given.value) == number or (given.target and self._goes_past(number)):
                 continue

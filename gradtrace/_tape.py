@@ -190,11 +190,10 @@ class Tape:
     frozen: set[int] = field(default_factory=set)  # leaves that did not require it in the end
     filled_unseen: set[int] = field(default_factory=set)  # leaves whose .grad came unobserved
     aliased_outputs: dict[int, Output] = field(default_factory=dict)
-    # NOTE [ Writes ]: what each tensor that a write went to held before, and the write before it
-    # on the same memory; for a tensor that met a write through another one, its value before.
-    targets: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    earlier: dict[int, int] = field(default_factory=dict)
-    previous: dict[int, int] = field(default_factory=dict)
+    # Of writes, by node; see NOTE [ What a tensor holds after writes ] in `_graph.py`.
+    targets: dict[int, tuple[int, ...]] = field(default_factory=dict)  # values written over
+    earlier: dict[int, int] = field(default_factory=dict)  # the write before on this memory
+    previous: dict[int, int] = field(default_factory=dict)  # of aliased outputs: the value before
     troubles: list[str] = field(default_factory=list)
     edits: int = 0  # counts changes that no list's length shows
 

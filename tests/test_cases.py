@@ -1011,6 +1011,32 @@ def test_tensors_in_a_tuple_for_a_function() -> Ran:
     return trace, locals()
 
 
+class _Doubled(torch.autograd.Function):
+    """Doubles its argument in place, which autograd refuses for a view of a leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+@expect(w=REACHED)
+def test_a_function_that_raises_behind_its_write() -> Ran:
+    """What a Function wrote to before it raised is still what it was made by."""
+    w = leaf(1, 2)
+    with record() as trace:
+        row = w[:1]
+        with pytest.raises(RuntimeError, match="view of a leaf"):
+            _Doubled.apply(row)
+        row.sum().backward()
+    assert "_Doubled.apply" not in {trace.graph.nodes[n]["op"] for n in trace.paths(w)[0]}
+    return trace, locals()
+
+
 class _SplitUp(torch.autograd.Function):
     """The sum, and the largest element's position marked non-differentiable as a float."""
 
@@ -1194,6 +1220,31 @@ def test_a_frozen_backbone() -> Ran:
     with record() as trace:
         head(backbone(torch.ones(2, 3)).relu()).sum().backward()
     return trace, {"frozen": backbone.weight, "head": head.weight}
+
+
+@expect(w=FROZEN)
+def test_thawed_and_frozen_again() -> Ran:
+    """Data that required a gradient for a while only is frozen."""
+    w, b = torch.tensor([1.0, 2.0]), leaf(3, 4)
+    with record() as trace:
+        w.requires_grad_()
+        h = w * b
+        w.requires_grad_(False)
+        h.detach()
+    return trace, locals()
+
+
+@expect(w=REACHED, b=REACHED, grads=False)
+def test_a_frozen_leaf_that_is_initialised() -> Ran:
+    """Writing into a leaf while it is frozen starts it anew, and it stays this leaf."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        loss = (w + b).sum()
+        w.requires_grad_(False)
+        w[0] = 0.25
+        w.requires_grad_()
+        loss.backward()
+    return trace, locals()
 
 
 # -- gradients as data -----------------------------------------------------------------------------
@@ -1450,6 +1501,18 @@ def test_gradients_that_zero_grad_cleared() -> Ran:
         optimizer.step()
         optimizer.zero_grad()
     return trace, {"net": net.weight}
+
+
+@expect(w=REACHED, grads=False)
+def test_a_gradient_of_grad_that_is_not_cleared() -> Ran:
+    """What `torch.autograd.grad` returned stands in no `.grad`, and is not cleared with it."""
+    w = leaf(1, 2)
+    with record() as trace:
+        torch.autograd.grad((w * 2).sum(), w)
+        w.sum().backward()
+        w.grad = None
+    assert [each.cleared is not None for each in trace.gradients] == [False, True]
+    return trace, locals()
 
 
 @expect(w=REACHED)

@@ -368,10 +368,10 @@ class Backward:
             gradient.dtype,
             None,
         )
-        self._uncleared.setdefault(leaf, []).append(len(self._tape.arrivals))
-        self._tape.arrivals.append(arrival)
         if record.kind == "backward":
+            self._uncleared.setdefault(leaf, []).append(len(self._tape.arrivals))
             self._forward.backward_of[leaf] = record.index
+        self._tape.arrivals.append(arrival)
         norm = None if self._tape.values == "none" else norm_of(gradient)
         if norm is not None:
             self._settle(arrival, norm)

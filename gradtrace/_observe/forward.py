@@ -174,12 +174,19 @@ class Function:
     What happens inside belongs to it: tensors from outside that are met inside become inputs of it.
     """
 
-    __slots__ = ("captured", "direct", "node")
+    __slots__ = ("captured", "direct", "node", "written")
 
     def __init__(self, node: int, direct: tuple[Input, ...]) -> None:
         self.node = node
         self.direct = direct
         self.captured: dict[int, Input] = {}
+        self.written: list[tuple[weakref.ref[Tensor], int]] = []  # and what they were before
+
+    def targets(self, outputs: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return what the outputs were before, where all of them were written to (mark_dirty)."""
+        before = {id(ref()): value for ref, value in reversed(self.written)}
+        found = tuple([before[id(tensor)] for tensor in outputs if id(tensor) in before])
+        return found if len(found) == len(outputs) else ()
 
     def take(self, given: Input) -> None:
         """Note a tensor that was met inside; those made inside, and arguments, are not captured."""
@@ -367,6 +374,10 @@ class Forward(TorchFunctionMode):
         for given in inputs:
             function.take(given)
         inside, unchanged = value_of(function.node, INSIDE), self._identity.unchanged
+        for tensor in written:
+            before = self._identity.value_before(tensor)
+            if before != inside:
+                function.written.append((weakref.ref(tensor), before))
         made = (tensor for tensor in tensors_in((result,)) if not unchanged(tensor))
         for tensor in (*tensors_in(written), *made):
             if not _is_leaf(unwrapped(tensor)):
@@ -445,6 +456,7 @@ class Forward(TorchFunctionMode):
             else:
                 leaves.append(leaf)
                 self._identity.remember(tensor, self._identity.value(tensor))
+        inputs = tuple([given for given in inputs if not given.target])
         if leaves and inputs:
             # Which of several tensors (`_foreach_*`) went into which leaf is not known.
             target = tuple(leaves) if len(written) == 1 else ()
@@ -511,6 +523,13 @@ class Forward(TorchFunctionMode):
         if node > BEGIN and facts:
             self._anchor(node, facts[0][1])
         return node
+
+    def note_writes(self, node: int, outputs: list[Tensor], targets: tuple[int, ...]) -> None:
+        """Note that an op wrote to its outputs, and what these were before."""
+        if targets:
+            self._tape.targets[node] = targets
+            for tensor in outputs:
+                self._identity.wrote(tensor, node, silent=self._is_silent(tensor))
 
     def _anchor(self, node: int, grad_fn: Any) -> None:
         """Hold every so many nodes of a deep graph; see `anchors.py`."""

@@ -422,7 +422,9 @@ class Identity:
             return None
         if not leaf.is_leaf:  # data that an op wrote to since
             return None
-        if leaf.requires_grad or isinstance(leaf, torch.nn.Parameter):
+        node = self._tape.nodes[entry.value >> OUTPUT_BITS]
+        is_leaf = node is not None and node.kind == "leaf"  # perhaps one that is frozen now
+        if is_leaf or leaf.requires_grad or isinstance(leaf, torch.nn.Parameter):
             return entry.value >> OUTPUT_BITS
         return None
 

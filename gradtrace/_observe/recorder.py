@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from gradtrace._observe import patches
 from gradtrace._observe.backward import Backward
 from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
-from gradtrace._observe.identity import Identity
+from gradtrace._observe.identity import Identity, grad_fn_of
 from gradtrace._observe.names import Names, locals_of
 from gradtrace._observe.norms import dispatches_itself
 from gradtrace._source import Category, category
@@ -108,7 +108,8 @@ class Recorder:
             node = tape.nodes[node_of(value)]
             if node is not None and node.kind == "input" and tensor.requires_grad:
                 tape.required.add(node_of(value))
-            elif node is not None and node.kind == "leaf":
+                tape.frozen.discard(node_of(value))
+            elif node is not None and (node.kind == "leaf" or node_of(value) in tape.required):
                 change = tape.frozen.discard if tensor.requires_grad else tape.frozen.add
                 change(node_of(value))
 
@@ -192,6 +193,9 @@ class Recorder:
         forward.function = function = Function(node, direct)
         try:
             result = call(*args, **kwargs)
+        except BaseException:
+            self._undo(function)
+            raise
         finally:
             forward.function = None
             inputs = (*direct, *function.captured.values())
@@ -199,10 +203,21 @@ class Recorder:
         try:
             with forward.silence():
                 outputs = list(tensors_in((result,)))
+                targets = function.targets(outputs)
+                inputs = tuple([g._replace(target=g.value in targets) for g in inputs])
                 forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
+                forward.note_writes(node, outputs, targets)
         except Exception as error:
             forward.missed(name, error)
         return result
+
+    def _undo(self, function: Function) -> None:
+        """Give what a Function wrote to before it raised back to those that made it."""
+        for ref, value in reversed(function.written):
+            tensor = ref()
+            if tensor is not None:
+                self.identity.remember(tensor, value)
+                self.identity.mark_unmarked(tensor, grad_fn_of(tensor), value)
 
     def _open(
         self, flavour: str, args: tuple[Any, ...], extra: tuple[Tensor, ...]
