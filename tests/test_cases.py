@@ -814,6 +814,19 @@ def test_a_function_that_returns_none() -> Ran:
     return trace, locals()
 
 
+_scale = _Scale.apply
+
+
+@expect(x=REACHED, factor=cut(no_gradient="_scale(x, factor)"), y=REACHED)
+def test_a_function_bound_before_the_recording() -> Ran:
+    """The tutorials' `cube = Cube.apply`, at the top of a module, is the same op."""
+    x, factor = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        y = _scale(x, factor)
+        y.sum().backward()
+    return trace, locals()
+
+
 @expect(x=REACHED, w=cut(no_gradient="_Scale.apply(x, factor)"))
 def test_a_function_that_returns_none_for_a_result() -> Ran:
     """The cut lies at the Function, not at the op behind which it stands."""
