@@ -119,6 +119,7 @@ class Identity:
         self._exported: dict[int, Entry] = {}
         self._writes: dict[int, int] = {}
         self.silent_writes = False
+        self.without_history: set[int] = set()  # values made while grad mode was off
         self.on_leaf: Callable[[Tensor, int], None] = lambda tensor, node: None
 
     # -- looking up ------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ class Identity:
             and entry.ref() is tensor
             and (entry.version == _UNVERSIONED or entry.version == tensor._version)
             and not self.silent_writes
+            and (entry.value not in self.without_history or not tensor.requires_grad)
         ):
             return entry.value
         return self._meet(tensor, entry)
@@ -183,6 +185,9 @@ class Identity:
                 self.mark(tensor, value)
             return self.remember(tensor, value)
         found = self._by_grad_fn(tensor)
+        if found is None and entry.value in self.without_history and tensor.requires_grad:
+            # A Function that was not seen made it of what it had inside.
+            return self._made_unseen(tensor, self._tape.nodes[node])
         return self.remember(tensor, entry.value if found is None else found)
 
     # -- meeting for the first time --------------------------------------------------------------
@@ -275,14 +280,18 @@ class Identity:
             return self.leaf_made_by_op(tensor, value, sites.NOWHERE)
         return value
 
-    def _made_unseen(self, tensor: Tensor) -> int:
-        """Stand in for ops that were not observed, by the leaves and values that feed them."""
+    def _made_unseen(self, tensor: Tensor, inside: Node | None = None) -> int:
+        """Stand in for ops that were not observed, by the leaves and values that feed them.
+
+        Args:
+            tensor: What they made.
+            inside: What was seen of them, for its place; None for nothing.
+        """
         grad_fn: Any = tensor.grad_fn
-        inputs = tuple(Input(value, True) for value in self._sources(grad_fn))
+        name, inputs = grad_fn.name(), tuple(Input(v, True) for v in self._sources(grad_fn))
+        where = (None, None, "") if inside is None else inside[2:5]
         node = self._tape.add(
-            Node(
-                "op", grad_fn.name(), None, None, "", "grad", inputs, (describe(tensor),), "unseen"
-            )
+            Node("op", name, *where, "grad", inputs, (describe(tensor),), "unseen")
         )
         return self.register(tensor, value_of(node))
 
@@ -330,8 +339,11 @@ class Identity:
         storage = storage_of(plain)
         if storage:
             self._storages[storage] = entry
-        if grad_fn is not None and self._is_new(grad_fn, plain.output_nr):
-            self._mark_node(grad_fn, plain.output_nr, value)
+        if grad_fn is not None:
+            if self._is_new(grad_fn, plain.output_nr):
+                self._mark_node(grad_fn, plain.output_nr, value)
+        elif not (torch.is_grad_enabled() or plain.requires_grad):
+            self.without_history.add(value)
 
     def _is_new(self, grad_fn: Any, output_nr: int) -> bool:
         """Whether a result's grad_fn is its maker's: a write under no_grad leaves an older one."""
