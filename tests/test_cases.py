@@ -2004,6 +2004,16 @@ def test_autocast() -> Ran:
     return trace, locals()
 
 
+@expect(x=REACHED, y=REACHED)
+def test_a_write_that_writes_nothing() -> Ran:
+    """Dropout in place does nothing in evaluation, and so cuts nothing."""
+    x = leaf(1, 2)
+    with record() as trace:
+        y = F.dropout(x * 2, training=False, inplace=True)
+        y.sum().backward()
+    return trace, locals()
+
+
 @expect(w=REACHED, b=REACHED)
 def test_residual_in_place() -> Ran:
     """`x += f(x)` passes both ways."""

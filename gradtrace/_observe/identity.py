@@ -371,6 +371,13 @@ class Identity:
         entry = self.table.get(id(tensor))
         return entry is not None and entry.ref() is tensor and entry.version == version_of(tensor)
 
+    def untouched(self, tensor: Tensor) -> bool:
+        """Whether a call that may write to a tensor did not, as `dropout_` in eval mode."""
+        grad_fn = grad_fn_of(tensor)
+        if grad_fn is None or version_of(tensor) == _UNVERSIONED or not self.unchanged(tensor):
+            return False
+        return self.at_edge(grad_fn, tensor.output_nr) == self.table[id(tensor)].value
+
     # -- writes ----------------------------------------------------------------------------------
 
     def written_leaf(self, tensor: Tensor) -> int | None:
