@@ -116,7 +116,7 @@ _NO_DERIVATIVE: Final = frozenset(
     argmax argmin argsort argwhere nonzero bucketize searchsorted histc histogram multinomial
     count_nonzero isnan isinf isfinite isclose eq ne lt le gt ge logical_and logical_or
     logical_not logical_xor __and__ __or__ __xor__ __invert__ bitwise_and bitwise_or bitwise_not
-    bitwise_xor one_hot heaviside nextafter unique bincount signbit
+    bitwise_xor one_hot heaviside unique bincount signbit
     """.split()
 )
 

@@ -946,6 +946,37 @@ def test_a_function_that_returns_none() -> Ran:
     return trace, locals()
 
 
+_scale = _Scale.apply
+
+
+@expect(x=REACHED, factor=cut(no_gradient="_scale(x, factor)"), y=REACHED)
+def test_a_function_bound_before_the_recording() -> Ran:
+    """The tutorials' `cube = Cube.apply`, at the top of a module, is the same op."""
+    x, factor = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        y = _scale(x, factor)
+        y.sum().backward()
+    return trace, locals()
+
+
+@expect(x=REACHED, factor=cut(no_gradient="x * factor"), y=REACHED)
+def test_a_function_that_is_not_seen() -> Ran:
+    """What ran inside a Function cuts nothing, also where nobody sees that it is one (2.14)."""
+
+    class Scale(_Scale):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+            ctx.save_for_backward(factor)
+            return x * factor
+
+    x, factor = leaf(1, 2), leaf(3, 4)
+    unseen = super(torch.autograd.Function, Scale).apply  # a C method
+    with record() as trace:
+        y = unseen(x, factor)
+        y.sum().backward()
+    return trace, locals()
+
+
 @expect(x=REACHED, w=cut(no_gradient="_Scale.apply(x, factor)"))
 def test_a_function_that_returns_none_for_a_result() -> Ran:
     """The cut lies at the Function, not at the op behind which it stands."""
@@ -2201,6 +2232,16 @@ def test_autocast() -> Ran:
             h = F.linear(torch.ones(2, 3), w, b)
             h = F.linear(h, w)
         h.float().sum().backward()
+    return trace, locals()
+
+
+@expect(x=REACHED, y=REACHED)
+def test_a_write_that_writes_nothing() -> Ran:
+    """Dropout in place does nothing in evaluation, and so cuts nothing."""
+    x = leaf(1, 2)
+    with record() as trace:
+        y = F.dropout(x * 2, training=False, inplace=True)
+        y.sum().backward()
     return trace, locals()
 
 

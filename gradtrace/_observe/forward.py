@@ -450,6 +450,8 @@ class Forward(TorchFunctionMode):
         """Return what a write gives a new value to, having noted the leaves that it starts anew."""
         outputs, leaves = [], []
         for tensor in written:
+            if self._identity.untouched(tensor):
+                continue
             leaf = self._started_anew(call, tensor)
             if leaf is None:
                 outputs.append(tensor)

@@ -119,6 +119,7 @@ class Identity:
         self._exported: dict[int, Entry] = {}
         self._writes: dict[int, int] = {}
         self.silent_writes = False
+        self.without_history: set[int] = set()  # values made while grad mode was off
         self.on_leaf: Callable[[Tensor, int], None] = lambda tensor, node: None
 
     # -- looking up ------------------------------------------------------------------------------
@@ -148,6 +149,7 @@ class Identity:
             and entry.ref() is tensor
             and (entry.version == _UNVERSIONED or entry.version == tensor._version)
             and not self.silent_writes
+            and (entry.value not in self.without_history or not tensor.requires_grad)
         ):
             return entry.value
         return self._meet(tensor, entry)
@@ -194,6 +196,9 @@ class Identity:
             self.mark_unmarked(tensor, grad_fn, self._behind_view(grad_fn, entry, write, value))
             return self.remember(tensor, value)
         found = self._by_grad_fn(tensor)
+        if found is None and entry.value in self.without_history and tensor.requires_grad:
+            # A Function that was not seen made it of what it had inside.
+            return self._made_unseen(tensor, self._tape.nodes[node])
         if found is None:
             found = entry.value
             self.mark_unmarked(tensor, grad_fn_of(tensor), found)
@@ -328,14 +333,18 @@ class Identity:
             return self.leaf_made_by_op(tensor, value, sites.NOWHERE)
         return value
 
-    def _made_unseen(self, tensor: Tensor) -> int:
-        """Stand in for ops that were not observed, by the leaves and values that feed them."""
+    def _made_unseen(self, tensor: Tensor, inside: Node | None = None) -> int:
+        """Stand in for ops that were not observed, by the leaves and values that feed them.
+
+        Args:
+            tensor: What they made.
+            inside: What was seen of them, for its place; None for nothing.
+        """
         grad_fn: Any = tensor.grad_fn
-        inputs = tuple(Input(value, True) for value in self._sources(grad_fn))
+        name, inputs = grad_fn.name(), tuple(Input(v, True) for v in self._sources(grad_fn))
+        where = (None, None, "") if inside is None else inside[2:5]
         node = self._tape.add(
-            Node(
-                "op", grad_fn.name(), None, None, "", "grad", inputs, (describe(tensor),), "unseen"
-            )
+            Node("op", name, *where, "grad", inputs, (describe(tensor),), "unseen")
         )
         return self.register(tensor, value_of(node))
 
@@ -383,8 +392,11 @@ class Identity:
         storage = storage_of(plain)
         if storage:
             self._storages[storage] = entry
-        if grad_fn is not None and self._is_new(grad_fn, plain.output_nr):
-            self._mark_node(grad_fn, plain.output_nr, value)
+        if grad_fn is not None:
+            if self._is_new(grad_fn, plain.output_nr):
+                self._mark_node(grad_fn, plain.output_nr, value)
+        elif not (torch.is_grad_enabled() or plain.requires_grad):
+            self.without_history.add(value)
 
     def _is_new(self, grad_fn: Any, output_nr: int) -> bool:
         """Whether a result's grad_fn is its maker's: a write under no_grad leaves an older one."""
@@ -411,6 +423,13 @@ class Identity:
         """Whether a tensor is known and nobody wrote to it since."""
         entry = self.table.get(id(tensor))
         return entry is not None and entry.ref() is tensor and entry.version == version_of(tensor)
+
+    def untouched(self, tensor: Tensor) -> bool:
+        """Whether a call that may write to a tensor did not, as `dropout_` in eval mode."""
+        grad_fn = grad_fn_of(tensor)
+        if grad_fn is None or version_of(tensor) == _UNVERSIONED or not self.unchanged(tensor):
+            return False
+        return self.at_edge(grad_fn, tensor.output_nr) == self.table[id(tensor)].value
 
     # -- writes ----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, Protocol
 
 import torch
@@ -73,9 +73,7 @@ def _put_on() -> contextlib.ExitStack:
         variable = torch.autograd.Variable
         engine = _Engine(variable._execution_engine)
         stack.enter_context(_replaced(variable, "_execution_engine", engine))
-        function = torch.autograd.Function
-        apply = function.__dict__["apply"]
-        stack.enter_context(_replaced(function, "apply", _classmethod_around(apply)))
+        stack.enter_context(_apply_replaced())
         around_module = _method_around("around_module", nn.Module.__call__)
         stack.enter_context(_replaced(nn.Module, "__call__", around_module))
         for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
@@ -150,6 +148,57 @@ def _method_around(method: str, original: Call) -> Call:
         return _around(method, original)(self, *args, **kwargs)
 
     return replacement
+
+
+# NOTE [ Functions bound before the recording ]
+# `cube = Cube.apply` at the top of a module is bound before any recording starts, and holds the
+# Python function behind the class method. Not that function but its code is therefore replaced. In
+# torch 2.14 `apply` is a C method that has none; there its result is met as one made unseen.
+
+
+def _apply_replaced() -> contextlib.AbstractContextManager[None]:
+    method = torch.autograd.Function.__dict__["apply"]
+    function = getattr(method, "__func__", None)
+    code = _apply_of_python()
+    if type(function) is FunctionType and function.__code__.co_freevars == code.co_freevars:
+        return _recoded(function, code)
+    return _replaced(torch.autograd.Function, "apply", _classmethod_around(method))
+
+
+def _apply_of_python() -> CodeType:
+    """Return code that can stand in for that of torch's `apply`, in its globals."""
+    __class__: Any = None
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        __class__  # noqa: B018  # torch's own code has this free variable, for `super()`
+        from gradtrace._observe import patches  # noqa: PLW0406  # these globals are torch's
+
+        return patches.recoded_apply(cls, *args, **kwargs)
+
+    return apply.__code__
+
+
+_apply: list[Call] = []  # what torch's `apply` does; stays for calls that are on their way
+
+
+def recoded_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do what `Function.apply` does, observed."""
+    if not _thread.observers:
+        return _apply[0](cls, *args, **kwargs)
+    return _around("around_function", _apply[0])(cls, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _recoded(function: FunctionType, code: CodeType) -> Iterator[None]:
+    before = function.__code__
+    original = FunctionType(before, function.__globals__, closure=function.__closure__)
+    original.__defaults__, original.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    _apply[:] = [original]
+    function.__code__ = code
+    try:
+        yield
+    finally:
+        function.__code__ = before
 
 
 def _classmethod_around(original: Any) -> Any:
