@@ -18,13 +18,15 @@
       else if (value === true) element.setAttribute(name, "");
       else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
     }
-    element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+    element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
     return element;
   }
   const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
   const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
   const many = (number, one, more) => `${number.toLocaleString("en")} ${number === 1 ? one : more || `${one}s`}`;
   const say = (text) => { by("said").textContent = text; };
+  // A dotted name may break behind its dots.
+  const dotted = (text) => text.split(/(?<=[._])/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
   const badge = (status) => make("span", { class: `badge ${status}` }, `${looks.signs[status]} ${looks.words[status]}`);
   const baseName = (path) => path.split(/[/\\]/).pop();
 
@@ -225,9 +227,9 @@
     state.picture = number;
     pictures.forEach(({ svg }, at) => svg.toggleAttribute("hidden", at !== number));
     by("depth").value = String(number);
+    showLegend();
     if (picture().view) show();
     else begin();
-    showLegend();
     showPass();
     light();
     const element = chosenElement();
@@ -436,10 +438,12 @@
     const lines = facts.lines[file];
     const code = make("code");
     if (seen) {
-      for (let at = line - 4; at <= line + 4; at += 1) {
-        if (lines[at] === undefined) continue;
+      const shown = Array.from({ length: 9 }, (_, at) => line - 4 + at).filter((at) => lines[at] !== undefined);
+      const indents = shown.filter((at) => lines[at].trim()).map((at) => lines[at].search(/\S/));
+      const indent = Math.min(...indents, 60);
+      for (const at of shown) {
         const here = at === line;
-        code.append(make("span", { class: here ? `line here${stop ? " stop" : ""}` : "line", "data-line": at, "aria-current": here ? "true" : null }, lines[at] || " "));
+        code.append(make("span", { class: here ? `line here${stop ? " stop" : ""}` : "line", "data-line": at, "aria-current": here ? "true" : null }, lines[at].slice(indent) || " "));
       }
     } else if (expression) code.append(make("span", { class: `line here${stop ? " stop" : ""}`, "data-line": line }, expression));
     const block = code.childNodes.length ? make("pre", { tabindex: "0", "aria-label": `Source of ${baseName(facts.files[file])} around line ${line}` }, code) : null;
@@ -451,7 +455,7 @@
     const status = leafOf.has(number) ? [" ", badge(facts.leaves[leafOf.get(number)].status)] : [];
     const sub = [more, it && it.module, it && place(it.place)].filter(Boolean).join(" · ");
     const text = [sign ? make("span", { class: "arrowhead", "aria-hidden": "true" }, `${sign} `) : "", titleOf(number)];
-    return link(text, (event) => choose({ node: number }, { byKey: event.detail === 0 }), ...status, sub ? make("span", { class: "sub" }, `  ${sub}`) : "");
+    return link(text, (event) => choose({ node: number }, { byKey: event.detail === 0 }), ...status, sub ? make("span", { class: "sub" }, sub) : "");
   }
   const section = (title, ...content) => content.flat().some(Boolean) ? [make("h3", {}, title), ...content] : [];
   function heading(title, ...badges) {
@@ -480,9 +484,10 @@
     const kinds = cuts.map((cut) => make("span", { class: "badge stop" }, `${looks.cut} cut: ${looks.kinds[cut.kind]}`));
     const parts = [heading(titleOf(number), leaf ? badge(leaf.status) : make("span", { class: "badge op" }, it.kind), " ", kinds)];
     parts.push(absent(number));
-    if (leaf && leaf.text) parts.push(make("pre", { class: "explanation" }, leaf.text));
+    if (leaf && leaf.text) parts.push(explanation(leaf.text));
     else if (leaf) parts.push(make("p", {}, facts.statuses[leaf.status]), make("p", { class: "quiet" }, "Its explanation is left out to keep the page small: trace.explain(...) gives it."));
     for (const cut of cuts) parts.push(cutDetails(cut));
+    if (leaf && leaf.cuts) parts.push(...section(`Cut at ${many(leaf.cuts.length, "place")}`, leafCuts(leaf)));
     parts.push(factList([
       ["tensor", it.tensor],
       ["device", it.device],
@@ -494,7 +499,7 @@
       ["starts", it.root ? passesText(it.root) : ""],
       ["shares memory", it.shares === undefined ? "" : `with ${titleOf(it.shares)}`],
     ]));
-    if (leaf && leaf.arrived) parts.push(...section("Gradients that arrived", arrivals(leaf)));
+    if (leaf && leaf.arrived && (leaf.arrived.length > 1 || leaf.arrived[0][2])) parts.push(...section("Gradients that arrived", arrivals(leaf)));
     if (!cuts.length || cuts.every((cut) => cut.place !== it.place)) {
       parts.push(...section("Source", sourceFigure(it.place, { stop: cuts.length > 0 }), it.caller !== it.place ? sourceFigure(it.caller) : null));
     }
@@ -503,6 +508,27 @@
     parts.push(...section(`Takes ${taken.length}`, taken.length ? listed(taken) : null));
     parts.push(...section(`Taken by ${given.length}`, given.length ? listed(given) : null));
     return parts;
+  }
+  // The text as `trace.explain` gives it, with its lines as long as there is room.
+  function explanation(text) {
+    const rows = [];
+    for (const line of text.split("\n")) {
+      const indent = line.search(/\S/);
+      const last = rows[rows.length - 1];
+      const goes = last && ((indent === 0 && last.indent === 0) || (indent === 4 && last.hint) || indent === 12);
+      if (goes) last.text += ` ${line.trim().replaceAll(" -> ", " → ")}`;
+      else rows.push({ indent, hint: line.startsWith("  - "), text: line.trim().replace(/^- /, "").replaceAll(" -> ", " → ") });
+    }
+    const kind = ({ indent, hint }) => (hint ? "hint" : indent === 0 ? "verdict" : indent > 4 ? "more" : "fact");
+    return make("div", { class: "explanation" }, rows.map((row) => make("p", { class: kind(row) }, row.text)));
+  }
+  function leafCuts(leaf) {
+    const few = leaf.cuts.slice(0, 3).map((at) => facts.cuts[at]);
+    const rest = leaf.cuts.slice(3).map((at) => () => nodeLink(facts.cuts[at].node, looks.cut));
+    return [
+      ...few.map((cut) => [nodeLink(cut.node, looks.cut, looks.kinds[cut.kind]), sourceFigure(cut.place, { stop: true })]),
+      rest.length ? listed(rest) : null,
+    ];
   }
   function absent(number) {
     const box = picture().owner.get(number);
@@ -570,7 +596,7 @@
     if (chosen.node !== undefined) parts = nodeDetails(chosen.node);
     else if (chosen.arrow !== undefined) parts = arrowDetails(chosen.arrow);
     else parts = boxDetails(chosen.box);
-    return details.replaceChildren(...parts.flat(3).filter(Boolean));
+    return details.replaceChildren(...parts.flat(Infinity).filter(Boolean));
   }
   function backToPicture() {
     const target = state.cameFrom && state.cameFrom.isConnected && state.cameFrom.closest("[hidden]") === null ? state.cameFrom : stage;
@@ -594,7 +620,6 @@
     const columns = [
       { key: "status", title: "Status", of: (leaf) => urgency.indexOf(leaf.status) },
       { key: "name", title: "Name", of: (leaf) => leaf.name },
-      { key: "shape", title: "Tensor", of: (leaf) => node(leaf.node)?.tensor || "" },
       { key: "norm", title: "Norm", of: (leaf) => number(norm(leaf)), number: true },
       { key: "cuts", title: "Cuts", of: (leaf) => (leaf.cuts || []).length, number: true },
     ];
@@ -632,10 +657,10 @@
       return rows.sort((one, other) => (sort.down ? compare(other, one) : compare(one, other)));
     }
     function row(leaf) {
-      const name = make("button", { type: "button", class: "name", click: (event) => choose({ node: leaf.node }, { byKey: event.detail === 0 }) }, leaf.name);
+      const name = make("button", { type: "button", class: "name", click: (event) => choose({ node: leaf.node }, { byKey: event.detail === 0 }) }, dotted(leaf.name));
       return make("tr", { "data-node": leaf.node },
-        make("td", {}, badge(leaf.status)), make("th", { scope: "row" }, name),
-        make("td", { class: "shape" }, columns[2].of(leaf)), make("td", { class: "number" }, norm(leaf)),
+        make("td", {}, badge(leaf.status)), make("th", { scope: "row", class: "grow" }, name, make("div", { class: "sub" }, node(leaf.node)?.tensor)),
+        make("td", { class: "number" }, norm(leaf)),
         make("td", { class: "number" }, leaf.cuts ? String(leaf.cuts.length) : ""));
     }
     function render() {
@@ -644,7 +669,7 @@
       body.replaceChildren(...visible.map(row));
       more.hidden = visible.length === rows.length;
       more.textContent = `Show all ${rows.length.toLocaleString("en")}`;
-      heads[3].firstChild.textContent = state.pass === null ? "Norm" : `Norm, pass ${state.pass}`;
+      heads[2].firstChild.textContent = state.pass === null ? "Norm" : `Norm, pass ${state.pass}`;
       const left = facts.about.leaves - facts.leaves.length;
       caption.textContent = `${many(rows.length, "leaf", "leaves")} of ${facts.about.leaves.toLocaleString("en")}${left ? `; the page leaves out ${left.toLocaleString("en")}` : ""}`;
       mark();
@@ -849,15 +874,18 @@
   by("pass").addEventListener("change", (event) => setPass(event.target.value === "all" ? null : Number(event.target.value)));
 
   const counted = Object.keys(facts.statuses).map((status) => [status, facts.leaves.filter((leaf) => leaf.status === status).length]).filter(([, count]) => count);
-  by("counts").append(many(facts.about.leaves, "leaf", "leaves"), ...counted.map(([status, count]) => make("span", { class: `badge ${status}` }, `${looks.signs[status]} ${count.toLocaleString("en")} ${looks.words[status]}`)), `· ${many(facts.about.cuts, "cut")} · ${many(facts.about.passes, "backward pass", "backward passes")}${facts.about.hazards ? ` · ${many(facts.about.hazards, "hazard")}` : ""}`);
   const about = facts.about;
-  by("about").append(make("p", {}, [`${many(about.ops, "op")} recorded`, about.torch && `torch ${about.torch}`, about.gradtrace && `gradtrace ${about.gradtrace}`, about.when].filter(Boolean).join(" · ")));
+  const words = [many(about.cuts, "cut"), many(about.passes, "backward pass", "backward passes"), about.hazards && many(about.hazards, "hazard")].filter(Boolean);
+  by("counts").append(many(about.leaves, "leaf", "leaves"), ...counted.map(([status, count]) => make("span", { class: `badge ${status}` }, `${looks.signs[status]} ${count.toLocaleString("en")} ${looks.words[status]}`)), make("span", {}, `· ${words.join(" · ")}`));
+  const when = about.when.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*\+00:00$/, "$1 $2 UTC");
+  by("about").append(make("p", {}, [`${many(about.ops, "op")} recorded`, about.torch && `torch ${about.torch}`, about.gradtrace && `gradtrace ${about.gradtrace}`, when].filter(Boolean).join(" · ")));
   if (about.troubles.length) by("about").append(make("p", {}, "Not observed: ", about.troubles.join("; ")));
   if (!Object.keys(pictures[0].boxes).length) stage.append(make("p", { class: "empty" }, "Nothing was recorded that could be drawn."));
 
   by("tabs").append(...tabs.map(({ tab }) => tab));
   by("panels").append(...tabs.map(({ panel }) => panel));
   openTab("leaves");
+  if (matchMedia("(max-width: 860px)").matches) by("key").removeAttribute("open");
   leafTable.render();
   showPicture(0);
   document.documentElement.dataset.ready = "true";

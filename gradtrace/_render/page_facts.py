@@ -226,7 +226,7 @@ class _Collector:
         shared = facts["shares_storage_with"]
         return _present(
             kind=facts["kind"],
-            label=printable(self._flow.label(node)),
+            label=self._label(node),
             name=facts["name"] and facts["kind"] == "op" and printable(facts["name"]),
             op=facts["op"] and printable(facts["op"]),
             tensor=_tensor_text(facts["shape"], facts["dtype"]),
@@ -242,6 +242,11 @@ class _Collector:
             place=self._place(_location(facts), facts["source"]),
             caller=self._place(_location(facts, "called_from_")),
         )
+
+    def _label(self, node: int) -> str:
+        facts = self._flow.nodes[node]
+        nameless = facts["kind"] == "input" and not facts["name"] and not self._flow.is_leaf(node)
+        return "data" if nameless else printable(self._flow.label(node))
 
     def _edge(self, edge: Edge) -> list[Any]:
         facts = self._flow.graph.edges[edge]

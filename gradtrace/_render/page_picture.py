@@ -195,12 +195,12 @@ def _matched(arrows: Sequence[Arrow], groups: Sequence[Element]) -> Iterator[tup
     drawn: defaultdict[str, list[Element]] = defaultdict(list)
     for group in sorted(groups, key=_number):
         drawn[group.findtext(f"{_SVG}title") or ""].append(group)
-    waiting = {ends: iter(found) for ends, found in drawn.items()}
+    waiting = {ends: iter(groups) for ends, groups in drawn.items()}
     for number, arrow in enumerate(arrows):
         alike = waiting.get(f"{arrow.tail}->{arrow.head}")
-        group = next(alike, None) if alike else None
-        if group is not None:
-            yield number, group
+        found = next(alike, None) if alike else None
+        if found is not None:
+            yield number, found
 
 
 def _number(group: Element) -> int:
