@@ -22,6 +22,7 @@ from gradtrace._terms import terms_of
 
 _LEAVES: Final = 3_000  # rows of the table
 _EXPLAINED: Final = 1_000
+_WORK: Final = 1_000_000  # nodes that all explanations may walk over: each may walk over every one
 _CUTS: Final = 1_000
 _NODES: Final = 4_000
 _HAZARDS: Final = 200
@@ -74,7 +75,8 @@ class _Collector:
         self._passes = flow.passes[:_PASSES]
         urgent = sorted(flow.leaves, key=lambda leaf: _URGENCY.index(leaf.status))
         self._leaves = sorted(urgent[:_LEAVES], key=lambda leaf: leaf.node)
-        self._explained = {leaf.node for leaf in urgent[:_EXPLAINED]}
+        most = min(_EXPLAINED, _WORK // max(len(flow.nodes), 1))
+        self._explained = {leaf.node for leaf in urgent[:most]}
         self._names = {leaf.name: number for number, leaf in enumerate(self._leaves)}
         self._cuts = flow.cuts[:_CUTS]
         self._hazards = hazards(flow)
