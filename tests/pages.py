@@ -44,7 +44,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a number for each row."""
-        return self.head(self.encoder(x).detach())
+        scores: Tensor = self.head(self.encoder(x).detach())
+        return scores
 
 
 def net_trace() -> gradtrace.Trace:
@@ -91,15 +92,14 @@ def hostile_trace() -> gradtrace.Trace:
     function = type(HOSTILE[0], (torch.autograd.Function,), {"forward": _same, "backward": _same})
     modules = nn.ModuleDict({key.replace(".", "_"): nn.Linear(2, 2) for key in HOSTILE[:6]})
     source = "".join(
-        f"y = y + module(x).sum().detach()  # {line.encode('ascii', 'replace').decode()!r}\n"
-        for line in HOSTILE
+        f"y = y + modules[{number % 6}](x).sum().detach()  # {line.encode('ascii', 'replace')!r}\n"
+        for number, line in enumerate(HOSTILE)
     )
-    source = f"for module in modules:\n{''.join(f'    {x}' for x in source.splitlines(True))}"
     source += f"z = function.apply(y.sum() + leaf.sum() + leaf.detach().sum())  # {HOSTILE[0]}\n"
     file = f"/tmp/{HOSTILE[3]}{HOSTILE[1]}.py"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     leaves = {name: torch.ones(2, requires_grad=True) for name in HOSTILE}
-    names = {
+    names: dict[str, Any] = {
         "function": function,
         "modules": list(modules.values()),
         "x": torch.ones(2),
@@ -113,7 +113,7 @@ def hostile_trace() -> gradtrace.Trace:
     return trace
 
 
-def _same(ctx: Any, x: Tensor) -> Tensor:
+def _same(_: Any, x: Tensor) -> Tensor:
     return x * 1
 
 

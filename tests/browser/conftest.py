@@ -12,7 +12,7 @@ import pytest
 import gradtrace
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 Open = Callable[..., "Page"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -36,7 +36,7 @@ def chromium() -> Iterator[Browser]:
 def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     """Open the page of a trace; fail at the end if it complained or asked for anything."""
     noise: list[str] = []
-    contexts = []
+    contexts: list[BrowserContext] = []
 
     def open_page(trace: gradtrace.Trace, *, export: Any = None, **options: Any) -> Page:
         path = trace.export(tmp_path / f"page{len(contexts)}.html", **(export or {}))

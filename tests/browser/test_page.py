@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pages
 import pytest
+import torch
 
 import gradtrace
 
@@ -35,6 +36,13 @@ def box(page: Page, label: str) -> Locator:
     return drawn(page, f'[data-box][aria-label^="{label}"]')
 
 
+def middle(element: Locator) -> tuple[float, float]:
+    """Return the middle of an element in the window; a hovered one has a wider border."""
+    bounds = element.bounding_box()
+    assert bounds
+    return bounds["x"] + bounds["width"] / 2, bounds["y"] + bounds["height"] / 2
+
+
 def title(page: Page) -> str:
     """Return the heading of the details, "" where there are none."""
     heading = page.locator("#details-title")
@@ -52,10 +60,10 @@ def names(page: Page) -> list[str]:
 
 
 def focused(page: Page) -> str:
-    """Return what the focus is on, as id, label or text."""
+    """Return what the focus is on: a box by its label, others by id, label or text."""
     found: str = page.evaluate(
         "() => { const e = document.activeElement;"
-        " return e.id || e.getAttribute('aria-label') || e.textContent }"
+        " return (!e.dataset.box && e.id) || e.getAttribute('aria-label') || e.textContent }"
     )
     return found
 
@@ -94,12 +102,12 @@ def test_clicking_an_op_tells_what_is_known_of_it(page: Page) -> None:
 def test_clicking_an_arrow_tells_of_its_tensor(page: Page) -> None:
     """An edge has name, shape and the passes that reached it."""
     arrow = drawn(page, '[data-arrow][aria-label^="arrow from weight to linear"]').first
-    middle = arrow.locator("path").first.evaluate(
+    spot = arrow.locator("path").first.evaluate(
         "path => { const at = path.getPointAtLength(path.getTotalLength() / 2);"
         " const p = new DOMPoint(at.x, at.y).matrixTransform(path.getScreenCTM());"
         " return [p.x, p.y] }"
     )
-    page.mouse.click(*middle)
+    page.mouse.click(*spot)
     assert title(page) == "weight → linear"
     assert "weight" in page.locator("#details dl").nth(1).inner_text()
     assert "reached by backward" in page.locator("#details").inner_text()
@@ -137,10 +145,7 @@ def test_terms_hazards_and_passes_are_listed(page: Page) -> None:
     """The tables agree with the trace."""
     page.click("#tab-terms")
     table = page.locator("#panel-terms table")
-    assert table.locator("thead th").all_inner_texts()[1:] == [
-        "fit",
-        "0.1 * net.head.weight.abs().sum()",
-    ]
+    assert table.locator("thead th").all_inner_texts() == ["Leaf", "fit", "penalty"]
     rows = [
         [row.locator("th").inner_text(), *row.locator("td").all_inner_texts()]
         for row in table.locator("tbody tr").all()
@@ -295,7 +300,7 @@ def test_the_keyboard_goes_everywhere(page: Page) -> None:
         page.keyboard.press("Tab")
         met.append(focused(page))
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline not in {"", "none"} or met[-1] == "side", met[-1]
+        assert outline not in {"", "none"}, met[-1]
         if met[-1] == "head.bias":
             break
     wanted = ["search", "theme", "depth", "pass", "out", "in", "fit", "stage", "tab-leaves"]
@@ -308,14 +313,12 @@ def test_the_keyboard_goes_everywhere(page: Page) -> None:
 def test_enter_opens_details_and_escape_comes_back(page: Page) -> None:
     """The focus goes to the heading of the details, and returns to the box."""
     for key in ("Enter", "Space"):
-        label = box(page, "cut, detach").get_attribute("aria-label")
         box(page, "cut, detach").focus()
         page.keyboard.press(key)
         assert focused(page) == "details-title"
         page.keyboard.press("Escape")
         assert title(page) == ""
-        assert focused(page).endswith("-" + (box(page, "cut, detach").get_attribute("data-box") or ""))
-        assert label
+        assert focused(page).startswith("cut, detach")
 
 
 def test_arrow_keys_move_the_picture(page: Page) -> None:
@@ -333,8 +336,15 @@ def test_arrow_keys_move_the_picture(page: Page) -> None:
     assert view(page)[2] == pytest.approx(after[2])
     page.keyboard.press("0")
     x, y, width, height = view(page)
-    size = [*map(float, page.evaluate("[...document.querySelectorAll('svg.picture')]"
-            ".map(e => e.getBBox()).map(b => [b.x, b.y, b.width, b.height])[0]"))]
+    size = [
+        *map(
+            float,
+            page.evaluate(
+                "[...document.querySelectorAll('svg.picture')]"
+                ".map(e => e.getBBox()).map(b => [b.x, b.y, b.width, b.height])[0]"
+            ),
+        )
+    ]
     assert x <= size[0]
     assert y <= size[1]
     assert x + width >= size[0] + size[2]
@@ -363,30 +373,26 @@ def test_the_wheel_zooms_where_the_pointer_is(page: Page) -> None:
     leaf = box(page, "leaf, weight, [8 × 4]")
     before = leaf.bounding_box()
     assert before
-    middle = before["x"] + before["width"] / 2, before["y"] + before["height"] / 2
-    page.mouse.move(*middle)
+    at = middle(leaf)
+    page.mouse.move(*at)
     page.mouse.wheel(0, -200)
-    page.wait_for_function("w => document.querySelector('[aria-label^=\"leaf, weight, [8\"]')"
-                           ".getBoundingClientRect().width > w * 1.1", arg=before["width"])
-    after = leaf.bounding_box()
-    assert after
-    assert after["x"] + after["width"] / 2 == pytest.approx(middle[0], abs=1)
-    assert after["y"] + after["height"] / 2 == pytest.approx(middle[1], abs=1)
+    page.wait_for_function(
+        "w => document.querySelector('[aria-label^=\"leaf, weight, [8\"]')"
+        ".getBoundingClientRect().width > w * 1.1",
+        arg=before["width"],
+    )
+    assert middle(leaf) == pytest.approx(at, abs=1)
 
 
 def test_dragging_moves_the_picture_and_selects_nothing(page: Page) -> None:
     """A drag that begins on a box is no click on it."""
     leaf = box(page, "leaf, weight, [8 × 4]")
-    before = leaf.bounding_box()
-    assert before
-    page.mouse.move(before["x"] + 10, before["y"] + 10)
+    x, y = middle(leaf)
+    page.mouse.move(x, y)
     page.mouse.down()
-    page.mouse.move(before["x"] + 40, before["y"] + 60, steps=5)
+    page.mouse.move(x + 30, y + 50, steps=10)
     page.mouse.up()
-    after = leaf.bounding_box()
-    assert after
-    assert after["x"] - before["x"] == pytest.approx(30, abs=1)
-    assert after["y"] - before["y"] == pytest.approx(50, abs=1)
+    assert middle(leaf) == pytest.approx((x + 30, y + 50), abs=1)
     assert title(page) == ""
     leaf.click()
     assert title(page) == "encoder.0.weight"
@@ -466,17 +472,20 @@ def test_a_screen_reader_finds_names_and_landmarks(page: Page) -> None:
 
 def is_hacked(page: Page) -> bool:
     """Return whether any text of a trace was run."""
-    return bool(page.evaluate("window.hacked !== undefined || document.querySelector('iframe, img')"))
+    return bool(
+        page.evaluate("window.hacked !== undefined || document.querySelector('iframe, img')")
+    )
 
 
 def test_nothing_in_a_hostile_trace_runs(open_page: Open) -> None:
     """Names, paths and sources full of markup are shown as what they are, wherever one clicks."""
     page = open_page(pages.hostile_trace())
     assert not is_hacked(page)
-    for picture in page.locator("#depth option").all():
-        page.select_option("#depth", label=picture.inner_text())
-        for element in drawn(page, "[data-box], [data-arrow]").all():
-            element.dispatch_event("click")
+    for label in page.locator("#depth option").all_inner_texts():
+        page.select_option("#depth", label=label)
+        drawn(page, ":is([data-box], [data-arrow])").evaluate_all(
+            "all => all.forEach(e => e.dispatchEvent(new MouseEvent('click', {bubbles: true})))"
+        )
     for tab in page.locator("[role=tab]").all():
         tab.click()
     for words in ("script", "window.hacked", "proto"):
@@ -502,10 +511,11 @@ def test_even_markup_that_got_in_could_run_nothing(chromium: Any, tmp_path: Any)
     )
     assert refused
     text = path.read_text(encoding="utf-8")
-    bad = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1><b id=b style='color:red'>"
+    bad = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+    bad += "<b id=b style='color:red'>"
     path.write_text(text.replace("<main>", f"{bad}</b><main>"), encoding="utf-8")
     requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
+    page.on("requestfinished", lambda request: requests.append(request.url))
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready=true]")
     assert page.evaluate("window.hacked") is None
@@ -537,11 +547,9 @@ def test_a_loaded_trace_has_a_page(open_page: Open, tmp_path: Any) -> None:
 @pytest.mark.long
 def test_a_long_recording_has_a_page(open_page: Open) -> None:
     """Where not every node is told, the ways of a leaf are lit by boxes."""
-    import torch
-
     leaves = {f"w{number}": torch.ones(2, requires_grad=True) for number in range(3_500)}
     with gradtrace.record(names=leaves) as trace:
-        torch.stack([(w * 2).tanh() for w in leaves.values()]).sum().backward()
+        torch.stack([(w * 2).tanh() for w in leaves.values()]).sum().backward()  # type: ignore[no-untyped-call]
     page = open_page(trace)
     assert "the page leaves out 500" in page.locator("#panel-leaves caption").inner_text()
     page.locator("#panel-leaves .name").first.click()

