@@ -187,7 +187,10 @@
   for (const end of ["pointerup", "pointercancel"]) {
     addEventListener(end, (event) => {
       touching.delete(event.pointerId);
-      if (!touching.size) stage.classList.remove("dragging");
+      if (touching.size) return;
+      stage.classList.remove("dragging");
+      // The click that ends a drag comes right behind; a later one, of a screen reader say, counts.
+      setTimeout(() => { moved = false; });
     });
   }
   stage.addEventListener("wheel", (event) => {

@@ -396,6 +396,13 @@ def test_dragging_moves_the_picture_and_selects_nothing(page: Page) -> None:
     assert title(page) == ""
     leaf.click()
     assert title(page) == "encoder.0.weight"
+    page.mouse.move(30, 160)
+    page.mouse.down()
+    page.mouse.move(60, 190, steps=5)
+    page.mouse.up()
+    assert title(page) == "encoder.0.weight"
+    box(page, "op, relu").first.dispatch_event("click")  # as a screen reader clicks
+    assert title(page) == "relu"
 
 
 def test_two_fingers_zoom(open_page: Open) -> None:

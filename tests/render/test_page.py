@@ -134,6 +134,38 @@ def test_each_arrow_stands_for_the_edges_between_its_boxes(tmp_path: Path) -> No
             assert (number in told) == drawn or more.get("weak")
 
 
+class Turns(torch.autograd.Function):
+    """Gives its gradient to one input, and in the next backward pass to the other."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        ctx.passes = 0
+        return one + other
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return a gradient for the first input in the first pass, then for the second."""
+        ctx.passes += 1
+        return (gradient, None) if ctx.passes == 1 else (None, gradient)
+
+
+def test_parallel_arrows_keep_their_own_edges(tmp_path: Path) -> None:
+    """Where two edges join the same two nodes, each arrow tells the passes of its own."""
+    w = torch.ones(2, requires_grad=True)
+    with gradtrace.record(names={"w": w}) as trace:
+        k = w * 2
+        loss = Turns.apply(k, k).sum()  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=True)
+        loss.backward()
+    facts = pages.parsed(trace, tmp_path, full=True).facts
+    arrows = facts["pictures"][0]["arrows"]
+    pair = [arrow for arrow in arrows if facts["nodes"][str(arrow[1])]["op"] == "Turns.apply"]
+    assert sorted(arrow[2] for arrow in pair) == [[0], [1]]
+    for arrow in pair:
+        assert [facts["edges"][number][2]["reached"] for number in arrow[4]] == [arrow[2]]
+
+
 def test_a_busy_leaf_that_is_drawn_again_is_the_same_leaf(tmp_path: Path) -> None:
     """The copies of a leaf with many uses lead back to it."""
     x, w = torch.ones(2), torch.ones(2, requires_grad=True)
