@@ -128,6 +128,16 @@ def dropped_call(code: CodeType, lasti: int) -> str | None:
     return _place(code, lasti).dropped_call
 
 
+def known_lines(file: str) -> tuple[str, ...]:
+    """Return the lines of a file as they were last read for code that ran in this process.
+
+    Nothing where they were not: a trace that was loaded names files of another machine, or whatever
+    its author liked, and none of these is opened.
+    """
+    texts = _texts.get(file)
+    return texts[0].lines if texts else ()
+
+
 # Keyed by file name: it alone decides, and unlike a code object a string keeps its hash.
 _categories: dict[str, Category] = {}
 

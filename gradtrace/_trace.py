@@ -255,9 +255,10 @@ class Trace:
         """Write the trace to a file, in the form that its suffix names.
 
         Args:
-            path: .json and .graphml hold the graph; .dot, .svg, .png and .pdf draw it.
-            **options: For pictures: `full=True` draws every node, `depth=2` opens modules so far,
-                `focus="name"` draws one leaf's story.
+            path: .json and .graphml hold the graph; .dot, .svg, .png and .pdf draw it; .html is a
+                page with pictures and lists to click through.
+            **options: For pictures and pages: `full=True` draws every node, `depth=2` opens
+                modules so far, `focus="name"` draws one leaf's story.
 
         Returns:
             The path. The file is written whole or not at all.
@@ -280,8 +281,10 @@ class Trace:
                     " holds the whole graph. Leave them out, or export a picture."
                 )
             return writers[suffix](self.graph)
+        if suffix == ".html":
+            return _render.render_page(self._now, target.stem, **options)
         if suffix not in _render.SUFFIXES:
-            known = ", ".join([*_render.SUFFIXES, *writers])
+            known = ", ".join([*_render.SUFFIXES, ".html", *writers])
             raise ExportError(
                 f"can't tell from {target.name!r} what to write. A trace can be written as"
                 f" {known}; end the file's name in one of these."

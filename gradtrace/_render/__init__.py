@@ -9,13 +9,15 @@ from typing import Any, Final, TypedDict, Unpack
 import networkx as nx
 
 from gradtrace._errors import ExportError, LayoutError, nearest
+from gradtrace._flow import Flow
 from gradtrace._render.dot import scene_to_dot
+from gradtrace._render.html import page
 from gradtrace._render.layout import TIMEOUT, lay_out
 from gradtrace._render.scene import build_scene
 from gradtrace._render.selection import Analysis
 from gradtrace._render.text import summary
 
-__all__ = ["SUFFIXES", "Analysis", "Options", "render", "summary", "to_dot"]
+__all__ = ["SUFFIXES", "Analysis", "Options", "render", "render_page", "summary", "to_dot"]
 
 _COARSE_LIMIT: Final = 40  # boxes that any layout program arranges in a second
 
@@ -77,6 +79,23 @@ def render(
         )
     _check({**options, "timeout": timeout}, _VALUES)
     return _RENDERERS[suffix](graph, analysis, timeout, options)
+
+
+def render_page(flow: Flow, title: str, /, **options: Any) -> bytes:
+    """Return a trace as one self-contained page, see `html.page`.
+
+    Args:
+        flow: Of the whole graph.
+        title: What the page calls the trace.
+        **options: As for `render`: what to draw first, and `timeout`.
+
+    Raises:
+        ExportError: There is no such option, or it is none of the values that it can be.
+        LayoutError: The layout program is missing, failed, or took too long.
+        UnknownNameError: `focus` names nothing in this graph.
+    """
+    _check(options, _VALUES)
+    return page(flow, title, coarse_limit=_COARSE_LIMIT, **{"timeout": TIMEOUT, **options})
 
 
 def _check(options: Mapping[str, Any], known: Collection[str]) -> None:
