@@ -322,7 +322,7 @@ class Identity:
     def _made_unseen(self, tensor: Tensor) -> int:
         """Stand in for ops that were not observed, by the leaves and values that feed them."""
         grad_fn: Any = tensor.grad_fn
-        inputs = tuple(Input(value, True) for value in self._sources(grad_fn))
+        inputs = tuple(Input(value, True) for value in self.sources([grad_fn]))
         node = self._tape.add(
             Node(
                 "op", grad_fn.name(), None, None, "", "grad", inputs, (describe(tensor),), "unseen"
@@ -330,11 +330,11 @@ class Identity:
         )
         return self.register(tensor, value_of(node))
 
-    def _sources(self, grad_fn: Any) -> Iterator[int]:
-        """Yield the values at which the unseen graph behind a grad_fn begins."""
-        seen = {grad_fn}
+    def sources(self, grad_fns: Iterable[Any]) -> Iterator[int]:
+        """Yield the values at which the unseen graph behind some grad_fns begins."""
+        seen = set(grad_fns)
         found: dict[int, None] = {}
-        waiting = [grad_fn]
+        waiting = list(seen)
         while waiting:
             for following, output_nr in waiting.pop().next_functions:
                 value = None if following is None else self.at_node(following, output_nr)
