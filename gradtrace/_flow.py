@@ -586,12 +586,15 @@ class Flow:
             kind = stop_kind(consumer["op"], consumer["grad_mode"], consumer["flavour"], True)
             return Stop(edge.consumer, kind, ())
         results = [f for f in self._out[edge.consumer] if f.consumer in self.leads_to_end]
-        if not results or any(self._connects(edge, f.facts["requires_grad"]) for f in results):
+        if not results or any(
+            f.facts["apart"] is None and self._connects(edge, f.facts["requires_grad"])
+            for f in results
+        ):
             return None
         first = results[0].facts
         if not self._ends_elsewhere(start, edge.consumer):
             return None
-        kind = self._kind(edge, first["dtype"], first["requires_grad"])
+        kind = self._kind(edge, first["dtype"], first["requires_grad"], first["apart"])
         return Stop(edge.consumer, kind, ())
 
     def _ends_elsewhere(self, start: int, node: int) -> bool:

@@ -286,6 +286,7 @@ PASSES = {
     "backward for": "{x}.sum().backward(retain_graph=True, inputs=[{y}])",
     "backward both": "torch.autograd.backward([{x}.sum(), {y}.sum()], retain_graph=True)",
     "grad": "{v}, = torch.autograd.grad({x}.sum(), [{y}], retain_graph=True)",
+    "grad again": "{v}, = torch.autograd.grad({x}.sum(), [{y}], create_graph=True)",
     "grad both": (
         "{v}, {u} = torch.autograd.grad("
         "{x}.sum(), [{y}, {z}], retain_graph=True, allow_unused=True)"
@@ -752,12 +753,15 @@ class Machine:
 
     def _pass(self, step: Step, entry: Any, template: str, words: dict[str, str]) -> None:
         roots = ["x", "y"] if step.op == "backward both" else ["x"]
-        asked = {"backward for": "y", "grad": "y", "grad both": "yz"}.get(step.op)
+        asked = {"backward for": "y", "grad": "y", "grad again": "y", "grad both": "yz"}.get(
+            step.op
+        )
         kind = "grad" if step.op.startswith("grad") else "backward"
         if step.op == "grad both" and words["y"] == words["z"]:
             return  # both results could be one tensor
         line = len(self.lines) + 1
-        done = Pass(line, kind, [], None)
+        done = Pass(line, kind, [], None, create_graph=step.op == "grad again")
+        self.wrote |= done.create_graph  # the edges of a double backward are autograd's own
         self.passes.append(done)
         given = [self.variables[words[each]].state for each in roots]
         fine = self._execute(template, words)
@@ -776,9 +780,35 @@ class Machine:
             if self.names[words[name]] is None:
                 continue
             state = State(False, None, (done.line, "autograd.grad"))
+            if done.create_graph:
+                self._depends(self.names[words[name]], state)
+                self._add(words[name], state)
+                continue
             for root in done.roots:
                 self._follow(root, state, state.key, "first_order", None, 0)
             self._add(words[name], state)
+
+    def _depends(self, gradient: Tensor, state: State) -> None:
+        """Take down on which leaves a gradient depends that can be differentiated again."""
+        if not gradient.requires_grad:
+            return
+        state.requires_grad = True
+        names = {id(self.names[name]): name for name in self.leaves}
+        found: dict[str, None] = {}
+        waiting, seen = [torch.autograd.graph.get_gradient_edge(gradient).node], set()
+        while waiting:
+            node: Any = waiting.pop()
+            name = names.get(id(getattr(node, "variable", None)))
+            if name is not None:
+                found[name] = None
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        leaves = [self.leaves[name] for name in found]
+        state.link = self._link(state.key, [leaf.link for leaf in leaves])
+        for slot, leaf in enumerate(leaves):
+            self._follow(leaf, state, None, None, state.link, slot)
 
     def _sweep(self, done: Pass) -> None:
         """Go through autograd's nodes as the engine does, and see where gradients are defined."""
@@ -947,13 +977,19 @@ class Answers:
                         continue
                     if at in done.not_requested:
                         every.add((key, "not_requested"))
-                        if at not in reached and not done.error and flow.key is not None:
-                            never.add((flow.key, "not_requested"))
+                        sure = flow.key is not None and not done.create_graph
+                        if at not in reached and not done.error and sure:
+                            never.add((key, "not_requested"))
                     if at in done.undefined:
                         every.add((key, "no_gradient"))
                         if not done.error and flow.key is not None:
                             never.add((flow.key, "no_gradient"))
         return never, every
+
+    def said_twice(self, start: State) -> set[Cut]:
+        """Return the cuts that may be named beside others that say the same."""
+        flows = (flow for state in self.connected(start) for flow in self.twice[state])
+        return {(flow.key, flow.kind) for flow in flows if flow.key and flow.kind}
 
     def last_resort(self, start: State) -> set[Cut]:
         """Return where a leaf with no way to a root left torch, or went into another leaf."""

@@ -863,6 +863,18 @@ def test_a_mask_of_a_result_that_was_changed_under_no_grad() -> Ran:
     return trace, locals()
 
 
+@expect(w=cut(detach=("h.detach()", "h.mul_(2)")), b=REACHED)
+def test_a_detached_twin_whose_value_leaves_torch() -> Ran:
+    """Where a value leaves torch by a detached twin, that parts them is what is named."""
+    w, b = leaf(1, 2), leaf(3, 4)
+    with record() as trace:
+        h = w * 2
+        twin = h.detach()
+        h.mul_(2)
+        (b * twin.sum().item()).sum().backward()
+    return trace, locals()
+
+
 @expect(w=cut(detach="h.detach()"), b=cut(detach="h.detach()"))
 def test_what_stays_around_a_view_that_is_filled() -> Ran:
     """A view that is filled leaves the rest of its base as it was."""
@@ -1314,6 +1326,22 @@ def test_a_second_order_gradient_in_a_later_loss() -> Ran:
     with record() as trace:
         (g,) = torch.autograd.grad(w.pow(3).sum(), w, create_graph=True)
         (g.pow(2) * b).sum().backward()
+    return trace, locals()
+
+
+@expect(
+    w=Want("cut", None),
+    x=reached(detach="g.detach()"),
+    b=REACHED,
+    grads=False,
+)
+def test_a_second_order_gradient_that_is_detached() -> Ran:
+    """A gradient that could be differentiated again is a way, and a detach of it a cut."""
+    w, x, b = leaf(1, 2), leaf(3, 4), leaf(5, 6)
+    with record() as trace:
+        (g,) = torch.autograd.grad((w * x.pow(2)).sum(), x, create_graph=True)
+        (g.detach() * b).sum().backward()
+    assert {str(each.kind) for each in trace.explain(w).cuts} == {"not_requested", "detach"}
     return trace, locals()
 
 

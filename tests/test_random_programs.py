@@ -112,6 +112,7 @@ class _Judge:
         may: set[Cut] = set()
         if status == "cut" and state not in self.answers.leading:
             must = self.answers.last_resort(state)
+            may = self.answers.said_twice(state)
         else:
             never, may = self.answers.of_passes(state)
             must |= never

@@ -424,7 +424,11 @@ class Backward:
             Output(tuple(shape_of(t)), t.dtype, t.device, t.requires_grad, _grad_fn_name(t))
             for t in returned
         )
-        self._tape.nodes[number] = node._replace(outputs=outputs)
+        inputs = node.inputs
+        if node.outputs[0].requires_grad:  # create_graph: what the gradients depend on
+            grad_fns = [fn for fn in map(grad_fn_of, returned) if fn is not None]
+            inputs = tuple(Input(value, True) for value in self._identity.sources(grad_fns))
+        self._tape.nodes[number] = node._replace(inputs=inputs, outputs=outputs)
         for at, tensor in enumerate(returned):
             self._identity.register(tensor, value_of(number, at))
 

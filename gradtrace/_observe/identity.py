@@ -341,18 +341,18 @@ class Identity:
             inside: What was seen of them, for its place; None for nothing.
         """
         grad_fn: Any = tensor.grad_fn
-        name, inputs = grad_fn.name(), tuple(Input(v, True) for v in self._sources(grad_fn))
+        name, inputs = grad_fn.name(), tuple(Input(v, True) for v in self.sources([grad_fn]))
         where = (None, None, "") if inside is None else inside[2:5]
         node = self._tape.add(
             Node("op", name, *where, "grad", inputs, (describe(tensor),), "unseen")
         )
         return self.register(tensor, value_of(node))
 
-    def _sources(self, grad_fn: Any) -> Iterator[int]:
-        """Yield the values at which the unseen graph behind a grad_fn begins."""
-        seen = {grad_fn}
+    def sources(self, grad_fns: Iterable[Any]) -> Iterator[int]:
+        """Yield the values at which the unseen graph behind some grad_fns begins."""
+        seen = set(grad_fns)
         found: dict[int, None] = {}
-        waiting = [grad_fn]
+        waiting = list(seen)
         while waiting:
             for following, output_nr in waiting.pop().next_functions:
                 value = None if following is None else self.at_node(following, output_nr)
