@@ -39,6 +39,7 @@ _EMPTY: Final = Output((), None, None, False, None)
 
 Attributes = dict[str, Any]
 ByPass = dict[int, list[LinkState]]
+Held = list[tuple[int, CutKind | None]]  # values, and what parts each from who holds it
 
 
 def build(tape: Tape) -> nx.MultiDiGraph:
@@ -59,7 +60,13 @@ class _Builder:
         self._links = _links_by_edge(tape)
         outer = (done for done in tape.passes if not done.internal)
         self._walked = {link.op for done in outer for link in done.links}
+        self._known_held: dict[int, Held] = {}
+        self._known_origin: dict[int, int] = {}
+        self._known_around: dict[int, Held] = {}
+        self._known_requiring: dict[int, bool] = {}
         self._names = self._result_names()
+        for write in sorted(tape.targets):  # each asks for those before it: so nothing recurses far
+            self._takes_all(write)
 
     def build(self) -> nx.MultiDiGraph:
         graph = nx.MultiDiGraph()
@@ -186,8 +193,13 @@ class _Builder:
         for value, apart in self._around(number, node):
             yield Input(value, self._output(value).requires_grad), apart, False
 
-    def _held(self, value: int) -> list[tuple[int, CutKind | None]]:
+    def _held(self, value: int) -> Held:
         """Return the values whose data a value holds."""
+        if value not in self._known_held:
+            self._known_held[value] = self._find_held(value)
+        return self._known_held[value]
+
+    def _find_held(self, value: int) -> Held:
         tape = self._tape
         if value in tape.previous:
             return self._held_since(tape.previous[value], node_of(value), value)
@@ -200,30 +212,58 @@ class _Builder:
             return [(value, None)]
         return [(value, None), *self._held(target)]
 
-    def _held_since(
-        self, before: int, write: int | None, latest: int | None = None
-    ) -> list[tuple[int, CutKind | None]]:
+    def _held_since(self, before: int, write: int | None, latest: int | None = None) -> Held:
         """Return what a tensor holds that held `before` until a row of writes to its memory."""
-        found: list[tuple[int, CutKind | None]] = []
+        found: Held = []
+        kept = False  # whether a write took in what others, parted from the tensor, wrote before
         while write is not None and write > node_of(before):
-            target = self._tape.targets[write][0]
-            apart = self._parted(before, target)
+            apart = self._parted(before, self._tape.targets[write][0])
             value = value_of(write) if latest is None else latest
-            found.append((value, apart))
+            if apart is None or not kept:
+                found.append((value, apart))
             if apart is None and self._takes_all(write):
                 return found
+            kept = kept or self._keeps_all(write)
             write, latest = self._tape.earlier.get(write), None
-        return found + self._held(before)
+        return found + [held for held in self._held(before) if held[1] is None or not kept]
 
-    def _around(self, number: int, node: Node) -> list[tuple[int, CutKind | None]]:
+    def _keeps_all(self, write: int) -> bool:
+        """Whether a write has what was in the whole of its memory as an input."""
+        node = self._tape.nodes[write]
+        keeps = node is not None and any(given.target for given in node.inputs)
+        return keeps and not self._is_view(self._tape.targets[write][0])
+
+    def _around(self, number: int, node: Node) -> Held:
         """Return what stays around a view that a write fills, and that autograd takes in too."""
+        if number not in self._known_around:
+            self._known_around[number] = self._find_around(number, node)
+        return self._known_around[number]
+
+    def _find_around(self, number: int, node: Node) -> Held:
         target = next(iter(self._tape.targets.get(number, ())), None)
         if target is None or self._goes_past(number):
             return []
         if node.grad_mode != "grad" or not self._is_view(target):
             return []
-        held = self._held_since(self._root(target), self._tape.earlier.get(number))
+        root, earlier = self._root(target), self._tape.earlier.get(number)
+        if not (self._output(root).requires_grad or self._wrote_gradients(earlier)):
+            return []
+        held = self._held_since(root, earlier)
         return [(value, apart) for value, apart in held if self._output(value).requires_grad]
+
+    def _wrote_gradients(self, write: int | None) -> bool:
+        """Whether a result of a write, or of one before it on its memory, required grad."""
+        row: list[int] = []
+        while write is not None and write not in self._known_requiring:
+            row.append(write)
+            write = self._tape.earlier.get(write)
+        requires = write is not None and self._known_requiring[write]
+        for each in reversed(row):
+            node = self._tape.nodes[each]
+            outputs = () if node is None else node.outputs
+            requires = requires or any(output.requires_grad for output in outputs)
+            self._known_requiring[each] = requires
+        return requires
 
     def _takes_all(self, write: int) -> bool:
         """Whether a write takes in all that was in its family's memory."""
@@ -253,11 +293,17 @@ class _Builder:
 
     def _origin(self, value: int) -> int:
         """Return what a tensor was before all writes."""
-        while True:
+        row: list[int] = []
+        while value not in self._known_origin:
             before = self._tape.previous.get(value, self._target(value))
             if before is None:
-                return value
-            value = before
+                self._known_origin[value] = value
+            else:
+                row.append(value)
+                value = before
+        origin = self._known_origin[value]
+        self._known_origin.update(dict.fromkeys(row, origin))
+        return origin
 
     def _is_view(self, value: int) -> bool:
         node = self._tape.nodes[node_of(self._origin(value))]
