@@ -1080,6 +1080,17 @@ def test_a_function_that_raises_behind_its_write() -> Ran:
     return trace, locals()
 
 
+@expect(w=REACHED)
+def test_a_function_that_writes_into_a_frozen_leaf() -> Ran:
+    """A leaf that a Function starts anew while it is frozen stays this leaf."""
+    w = leaf(1, 2)
+    with record() as trace:
+        w.sum().backward()
+        w.requires_grad_(False)
+        _Doubled.apply(w)
+    return trace, locals()
+
+
 class _SplitUp(torch.autograd.Function):
     """The sum, and the largest element's position marked non-differentiable as a float."""
 

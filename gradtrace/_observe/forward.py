@@ -182,9 +182,16 @@ class Function:
         self.captured: dict[int, Input] = {}
         self.written: list[tuple[weakref.ref[Tensor], int]] = []  # and what they were before
 
+    def dirty(self) -> Iterator[tuple[Tensor, int]]:
+        """Yield what was written to and lives, with what it was before; the first word last."""
+        for ref, value in reversed(self.written):
+            tensor = ref()
+            if tensor is not None:
+                yield tensor, value
+
     def targets(self, outputs: Sequence[Tensor]) -> tuple[int, ...]:
         """Return what the outputs were before, where all of them were written to (mark_dirty)."""
-        before = {id(ref()): value for ref, value in reversed(self.written)}
+        before = {id(tensor): value for tensor, value in self.dirty()}
         found = tuple([before[id(tensor)] for tensor in outputs if id(tensor) in before])
         return found if len(found) == len(outputs) else ()
 
@@ -452,7 +459,7 @@ class Forward(TorchFunctionMode):
         for tensor in written:
             if self._identity.untouched(tensor):
                 continue
-            leaf = self._started_anew(call, tensor)
+            leaf = self._started_anew(call.name, tensor)
             if leaf is None:
                 outputs.append(tensor)
             else:
@@ -526,6 +533,16 @@ class Forward(TorchFunctionMode):
             self._anchor(node, facts[0][1])
         return node
 
+    def leaves_started(self, name: str, written: Iterable[tuple[Tensor, int]]) -> dict[int, int]:
+        """Return the leaves that a Function started anew, by the id of what it wrote to."""
+        found: dict[int, int] = {}
+        for tensor, before in written:
+            leaf = self._started_anew(name, tensor)
+            if leaf is not None:
+                found[id(tensor)] = leaf
+                self._identity.remember(tensor, before)
+        return found
+
     def note_writes(self, node: int, outputs: list[Tensor], targets: tuple[int, ...]) -> None:
         """Note that an op wrote to its outputs, and what these were before."""
         if targets:
@@ -579,9 +596,9 @@ class Forward(TorchFunctionMode):
 
     # -- writes into leaves ----------------------------------------------------------------------
 
-    def _started_anew(self, call: Call, tensor: Tensor) -> int | None:
+    def _started_anew(self, name: str, tensor: Tensor) -> int | None:
         """Return the leaf that a write outside autograd's sight starts anew, or None."""
-        if call.name in ("detach_", "requires_grad_"):
+        if name in ("detach_", "requires_grad_"):
             return None
         if torch.is_grad_enabled() and grad_fn_of(tensor) is not None:
             return None

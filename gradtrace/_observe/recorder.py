@@ -202,7 +202,14 @@ class Recorder:
             self.tape.nodes[node] = Node("op", name, *where, grad_mode(), inputs, (), flavour)
         try:
             with forward.silence():
-                outputs = list(tensors_in((result,)))
+                leaves = forward.leaves_started(name, function.dirty())
+                outputs = [each for each in tensors_in((result,)) if id(each) not in leaves]
+                if leaves and not outputs:
+                    into = tuple(dict.fromkeys(leaves.values()))
+                    others = tuple([g for g in inputs if node_of(g.value) not in into])
+                    entry = Node("op", name, *where, grad_mode(), others, (), flavour, None, into)
+                    self.tape.nodes[node] = entry
+                    return result
                 targets = function.targets(outputs)
                 inputs = tuple([g._replace(target=g.value in targets) for g in inputs])
                 forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
@@ -213,11 +220,9 @@ class Recorder:
 
     def _undo(self, function: Function) -> None:
         """Give what a Function wrote to before it raised back to those that made it."""
-        for ref, value in reversed(function.written):
-            tensor = ref()
-            if tensor is not None:
-                self.identity.remember(tensor, value)
-                self.identity.mark_unmarked(tensor, grad_fn_of(tensor), value)
+        for tensor, value in function.dirty():
+            self.identity.remember(tensor, value)
+            self.identity.mark_unmarked(tensor, grad_fn_of(tensor), value)
 
     def _open(
         self, flavour: str, args: tuple[Any, ...], extra: tuple[Tensor, ...]
