@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import networkx as nx
 
@@ -16,6 +16,7 @@ WIDTH = 100
 _ROWS = 30
 _CUTS = 15
 _NAMES = 3
+_NAMES_WIDTH = 56
 _PASSES = 8
 _NAME_WIDTH = 44
 _FILE_WIDTH = 40
@@ -129,7 +130,8 @@ def _one(leaf: Leaf, norms: Mapping[int, str]) -> Row:
 def _several(leaves: Sequence[Leaf]) -> Row:
     """Return "encoder.*" for leaves below one module, "*" for any, and their number."""
     paths = [leaf.name.split(".")[:-1] for leaf in leaves]
-    shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    shared = [level[0] for level in levels]
     name = name_text(".".join([*shared, "*"]), width=_NAME_WIDTH)
     return name, many(len(leaves), "leaf", "leaves"), ""
 
@@ -184,6 +186,8 @@ def _cut_facts(cut: Cut) -> Row:
 
 def _names(cuts: Iterable[Cut]) -> str:
     names = list(dict.fromkeys(name for cut in cuts for name in cut.blocked))
-    shown = ", ".join(name_text(name, width=24) for name in names[:_NAMES])
-    rest = len(names) - _NAMES
-    return f"{shown} and {rest:,} more" if rest > 0 else shown
+    shown = [name_text(name, width=_NAME_WIDTH) for name in names[:_NAMES]]
+    while len(shown) > 1 and sum(map(columns, shown)) > _NAMES_WIDTH:
+        shown.pop()
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest > 0 else "")
