@@ -126,7 +126,8 @@ LEFT_CHECKPOINT: Final = (
 )
 
 UNUSED_NOTHING: Final = (
-    "No op in the recording took it. Is it the tensor that the forward pass uses? A model that was"
+    "No op in the recording took it. Either what uses it did not run (an optional input, an expert,"
+    " a branch that was not taken), or the forward pass uses another tensor: a model that was"
     " rebuilt, copied or moved after this one was kept has other parameters."
 )
 UNUSED_ELSEWHERE: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import networkx as nx
 
@@ -25,6 +25,7 @@ WIDTH = 100
 _ROWS = 30
 _CUTS = 15
 _NAMES = 3
+_NAMES_WIDTH = 56
 _PASSES = 8
 _TERMS = 9
 _TABLES = 4
@@ -279,6 +280,8 @@ def _hazard_lines(hazards: Sequence[Hazard]) -> Iterator[str]:
 
 def _names(cuts: Iterable[Cut]) -> str:
     names = list(dict.fromkeys(name for cut in cuts for name in cut.blocked))
-    shown = ", ".join(name_text(name, width=24) for name in names[:_NAMES])
-    rest = len(names) - _NAMES
-    return f"{shown} and {rest:,} more" if rest > 0 else shown
+    shown = [name_text(name, width=_NAME_WIDTH) for name in names[:_NAMES]]
+    while len(shown) > 1 and sum(map(columns, shown)) > _NAMES_WIDTH:
+        shown.pop()
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest > 0 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable
 
 import pytest
@@ -72,6 +73,33 @@ def test_many_leaves_are_counted_by_module() -> None:
     assert len(rows) <= 30
     assert rows[0].split()[:4] == ["cut", "encoder.layers.3.attention.*", "2", "leaves"]
     assert sum(int(row.split()[2]) for row in rows) == 400
+
+
+def test_a_row_for_several_leaves_is_a_pattern_that_fits_them() -> None:
+    """Adapters' names are alike at their ends too: what they share there is no path."""
+    sketch = Sketch()
+    names = [
+        f"{layer}.attention.{to}.lora_{which}.default.weight"
+        for layer in range(20)
+        for to in ("q_proj", "v_proj")
+        for which in "AB"
+    ]
+    for name in names:
+        sketch.leaf(name)
+    rows = section(summary(sketch.graph, sketch), "Leaves")[1:]
+    patterns = [row.split()[1] for row in rows]
+    assert patterns[0] == "0.attention.*"
+    assert all(sum(fnmatch.fnmatch(name, pattern) for name in names) == 4 for pattern in patterns)
+
+
+def test_long_names_in_a_list_still_tell_leaves_apart() -> None:
+    """Of what a cut blocks fewer names are shown where they are long, and each is told apart."""
+    sketch = Sketch()
+    names = [f"model.encoder.layers.{at}.self_attn.q_proj.lora_A.weight" for at in range(9)]
+    cut = sketch.op("detach", sketch.leaf(names[0], Status.CUT), at=7, source="h.detach()")
+    sketch.cut(cut, CutKind.DETACH, *names)
+    last = section(summary(sketch.graph, sketch), "Cuts")[-1].strip()
+    assert last == "blocks …der.layers.0.self_attn.q_proj.lora_A.weight and 8 more"
 
 
 def test_cuts_of_one_line_are_one_entry() -> None:
