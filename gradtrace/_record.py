@@ -80,7 +80,9 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
     The recording belongs to the thread that enters it: other threads are not recorded, and can
     record for themselves. Recordings nest; each sees all that happens inside it. A backward pass
     that starts after the block has ended is not seen. Compiled functions run eagerly in the block,
-    since inside compiled code nothing can be seen, and are compiled again behind it.
+    since inside compiled code nothing can be seen, and are compiled again behind it; a compile
+    stance that is chosen in the block holds behind it. `torch.cond` and its kin, which compile what
+    they are given, are one op each.
 
     Example:
         >>> import torch, gradtrace
