@@ -102,10 +102,15 @@ def test_clicking_an_op_tells_what_is_known_of_it(page: Page) -> None:
 def test_clicking_an_arrow_tells_of_its_tensor(page: Page) -> None:
     """An edge has name, shape and the passes that reached it."""
     arrow = drawn(page, '[data-arrow][aria-label^="arrow from weight to linear"]').first
-    spot = arrow.locator("path").first.evaluate(
-        "path => { const at = path.getPointAtLength(path.getTotalLength() / 2);"
-        " const p = new DOMPoint(at.x, at.y).matrixTransform(path.getScreenCTM());"
-        " return [p.x, p.y] }"
+    spot = arrow.evaluate(  # where no other arrow lies above it
+        """arrow => {
+          const path = arrow.querySelector("path");
+          for (let part = 0.05; part < 1; part += 0.05) {
+            const at = path.getPointAtLength(path.getTotalLength() * part);
+            const p = new DOMPoint(at.x, at.y).matrixTransform(path.getScreenCTM());
+            if (arrow.contains(document.elementFromPoint(p.x, p.y))) return [p.x, p.y];
+          }
+        }"""
     )
     page.mouse.click(*spot)
     assert title(page) == "weight → linear"
