@@ -54,16 +54,27 @@ class Explanation:
         return self.text
 
 
-def explain_unmet(name: str, *, requires_grad: bool, leaf: bool, backward: bool) -> Explanation:
+def explain_unmet(flow: Flow, name: str, *, requires_grad: bool, leaf: bool) -> Explanation:
     """Explain a tensor that no op in the recording took."""
+    hints: tuple[str, ...]
     if not requires_grad:
-        status, hint = Status.FROZEN, _advice.FROZEN
-    elif not backward:
-        status, hint = Status.NO_BACKWARD, _advice.NO_BACKWARD
+        status, hints = Status.FROZEN, (_advice.FROZEN,)
+    elif not flow.passes:
+        status, hints = Status.NO_BACKWARD, (_advice.NO_BACKWARD,)
+    elif not flow.saw_everything:
+        status, hints = Status.UNKNOWN, tuple(_missed(flow))
     else:
-        status, hint = Status.UNUSED, _advice.UNUSED_NOTHING
-    text = _layout(f"{name} is {status}: {_advice.VERDICTS[status]}", [], [hint])
-    return Explanation(name, -1, status, (), (), (), leaf, (), None, (hint,), text)
+        status, hints = Status.UNUSED, (_advice.UNUSED_NOTHING,)
+    text = _layout(f"{name} is {status}: {_advice.VERDICTS[status]}", [], hints)
+    return Explanation(name, -1, status, (), (), (), leaf, (), None, hints, text)
+
+
+def _missed(flow: Flow) -> Iterator[str]:
+    """Say what went by unobserved."""
+    if any(not done.observed for done in flow.passes):
+        yield _advice.STRAY_PASS
+    for trouble in flow.troubles[:3]:
+        yield _advice.NOT_OBSERVED.format(trouble=trouble)
 
 
 def explain(flow: Flow, spot: Spot) -> Explanation:
@@ -251,10 +262,7 @@ class _Explainer:
             yield _advice.BROKE_OFF.format(index=index, error=error or "nothing")
         for unseen in reach.unseen:
             yield _advice.SEE_UNSEEN.format(unseen=self._flow.label(unseen))
-        if any(not done.observed for done in self._flow.passes):
-            yield _advice.STRAY_PASS
-        for trouble in self._flow.troubles[:3]:
-            yield _advice.NOT_OBSERVED.format(trouble=trouble)
+        yield from _missed(self._flow)
 
     # -- where values went wrong -----------------------------------------------------------------
 

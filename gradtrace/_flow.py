@@ -225,6 +225,11 @@ class Flow:
         """Calls that could not be observed: what seems unused may have flowed through them."""
         return tuple(self.graph.graph.get("troubles", ()))
 
+    @property
+    def saw_everything(self) -> bool:
+        """Whether no call and no pass went by unobserved."""
+        return not self.troubles and all(done.observed for done in self.passes)
+
     # -- roots -----------------------------------------------------------------------------------
 
     @cached_property
@@ -494,7 +499,7 @@ class Flow:
             return Status.CUT
         if reach.interrupted or (reach.has_path and reach.connected):
             return Status.UNKNOWN
-        if self.troubles or any(not done.observed for done in self.passes):
+        if not self.saw_everything:
             return Status.UNKNOWN
         return Status.CUT if self._last_resort(spot) else Status.UNUSED
 

@@ -274,10 +274,7 @@ class Trace:
     def _explained(self, found: Spot | Unmet) -> Explanation:
         if isinstance(found, Unmet):
             return _explain.explain_unmet(
-                found.name,
-                requires_grad=found.requires_grad,
-                leaf=found.leaf,
-                backward=bool(self._now.passes),
+                self._now, found.name, requires_grad=found.requires_grad, leaf=found.leaf
             )
         return _explain.explain(self._now, found)
 
