@@ -7,14 +7,15 @@ is taken again with more care.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradtrace._observe.identity import unwrapped
+
+R = TypeVar("R")
 
 _PLAIN: Final = (Tensor, torch.nn.Parameter)
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -36,12 +37,20 @@ def norm_of(gradient: Tensor) -> float | Tensor | None:
     """
     if gradient.is_meta or _dispatches_itself(gradient) or _is_batch(gradient):
         return None
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _no_dispatch_modes():
+    with torch._C.DisableTorchFunction():
+        grad_mode = torch.is_grad_enabled()
         try:
-            values = _dense(unwrapped(gradient))
-            return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
+            torch._C._set_grad_enabled(False)  # `torch.no_grad()` can be interrupted half-way
+            return _unseen(_norm, unwrapped(gradient))
         except RuntimeError:  # inside a vmap (`is_grads_batched`), which knows no rule for this
             return None
+        finally:
+            torch._C._set_grad_enabled(grad_mode)
+
+
+def _norm(gradient: Tensor) -> float | Tensor:
+    values = _dense(gradient)
+    return _on_cpu(values) if values.device.type == "cpu" else _on_device(values)
 
 
 def _dense(values: Tensor) -> Tensor:
@@ -90,13 +99,11 @@ def _dispatches_itself(gradient: Tensor) -> bool:
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
 
 
-@contextlib.contextmanager
-def _no_dispatch_modes() -> Iterator[None]:
+def _unseen(norm: Callable[[Tensor], R], gradient: Tensor) -> R:
     """Keep other people's dispatch modes (FlopCounterMode, DebugMode) from seeing our own ops."""
     if not torch._C._len_torch_dispatch_stack():
-        yield
-        return
+        return norm(gradient)
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
-        yield
+        return norm(gradient)

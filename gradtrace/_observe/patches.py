@@ -6,12 +6,12 @@ them off. Each asks the recordings of its own thread and costs a list look-up wh
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import torch
@@ -42,85 +42,121 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Have an observer asked about what happens in this thread."""
-    observers = _thread.observers
-    with _replacements.on():
-        observers.append(observer)
-        try:
-            yield
-        finally:
-            observers.remove(observer)
+def observers_here() -> list[Observer]:
+    """Return who is asked about what happens in this thread, the outermost first."""
+    return _thread.observers
 
 
-def _put_on() -> contextlib.ExitStack:
-    """Replace everything; where one replacement fails, those before it come off again."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_eager())
-        variable = torch.autograd.Variable
-        engine = _Engine(variable._execution_engine)
-        stack.enter_context(_replaced(variable, "_execution_engine", engine))
-        function = torch.autograd.Function
-        apply = function.__dict__["apply"]
-        stack.enter_context(_replaced(function, "apply", _classmethod_around(apply)))
-        around_module = _method_around("around_module", nn.Module.__call__)
-        stack.enter_context(_replaced(nn.Module, "__call__", around_module))
-        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-            around_script = _method_around("around_script", script.__call__)
-            stack.enter_context(_replaced(script, "__call__", around_script))
-        around_copy = _method_around("around_copy", nn.Parameter.__deepcopy__)
-        stack.enter_context(_replaced(nn.Parameter, "__deepcopy__", around_copy))
-        meta = type(variable)
-        around_variable = _method_around("around_variable", type.__call__)
-        stack.enter_context(_replaced(meta, "__call__", around_variable))
-        stack.enter_context(_replaced(Tensor, "__init__", _constructed))
-        for name, listed in _OVERRIDE_QUESTIONS.items():
-            asks = getattr(torch.overrides, name)
-            stack.enter_context(_replaced(torch.overrides, name, _besides_us(asks, listed)))
-        return stack.pop_all()
+def put_on(observer: Observer, observers: list[Observer]) -> None:
+    """Have an observer asked, together with those in a list from `observers_here`."""
+    _replacements.put_on(observer)
+    observers.append(observer)
+
+
+def take_off(observer: Observer, observers: list[Observer]) -> None:
+    """Have an observer asked no longer, if it was."""
+    if observer in observers:
+        observers.remove(observer)
+    _replacements.take_off(observer)
 
 
 class _Replacements:
-    """All replacements together: on while at least one recording of the process runs."""
+    """All replacements together: on while at least one recording of the process runs.
+
+    Both methods can be interrupted anywhere: see NOTE [ Interrupted anywhere ] in `recorder.py`.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._recordings = 0
-        self._stack = contextlib.ExitStack()
+        # A recording that was dropped comes off at a garbage collection, which may come in here.
+        self._lock = threading.RLock()
+        self._recordings: set[Observer] = set()
+        self._before: list[tuple[Any, str, bool, Any]] = []  # what stood there, the latest last
+        self._whole = False
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def put_on(self, observer: Observer) -> None:
         """Keep the replacements on for one recording."""
         with self._lock:
+            self._recordings.add(observer)
+            if not self._whole:
+                self._restore()
+                self._replace_all()
+                self._whole = True
+
+    def take_off(self, observer: Observer) -> None:
+        """Take the replacements off if no other recording needs them."""
+        with self._lock:
+            self._recordings.discard(observer)
             if not self._recordings:
-                self._stack = _put_on()
-            self._recordings += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._recordings -= 1
-                if not self._recordings:
-                    self._stack.close()
+                self._restore()
+
+    def in_child(self, observers: list[Observer]) -> None:
+        """Go on in a forked process, in which there are no threads but one."""
+        self._lock = threading.RLock()
+        self._recordings.intersection_update(observers)
+        if not self._recordings:
+            self._restore()
+
+    def _replace_all(self) -> None:
+        self._force_eager()
+        variable = torch.autograd.Variable
+        self._replace(variable, "_execution_engine", _Engine(variable._execution_engine))
+        function = torch.autograd.Function
+        self._replace(function, "apply", _classmethod_around(function.__dict__["apply"]))
+        around_module = _method_around("around_module", nn.Module.__call__)
+        self._replace(nn.Module, "__call__", around_module)
+        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            around_script = _method_around("around_script", script.__call__)
+            self._replace(script, "__call__", around_script)
+        around_copy = _method_around("around_copy", nn.Parameter.__deepcopy__)
+        self._replace(nn.Parameter, "__deepcopy__", around_copy)
+        around_variable = _method_around("around_variable", type.__call__)
+        self._replace(type(variable), "__call__", around_variable)
+        self._replace(Tensor, "__init__", _constructed)
+        for name, listed in _OVERRIDE_QUESTIONS.items():
+            asks = getattr(torch.overrides, name)
+            self._replace(torch.overrides, name, _besides_us(asks, listed))
+        self._replace(torch.overrides, "_pop_mode_temporarily", _ModeOff)
+
+    def _force_eager(self) -> None:
+        """Have compiled functions run eagerly, so that every op is seen and no graph is broken.
+
+        Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14).
+        Where it is not loaded yet, loading it would cost a second; then the first `torch.compile`
+        does.
+        """
+        if "torch._dynamo" not in sys.modules:
+            self._replace(torch, "compile", _forcing(torch.compile, self.compiling))
+            return
+        eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
+        self._before.append((eval_frame, "_stance", True, eval_frame._stance))
+        torch.compiler.set_stance("force_eager")
+
+    def compiling(self) -> None:
+        """Load dynamo and have it do nothing, where it was not loaded when a recording began."""
+        importlib.import_module("torch._dynamo")
+        with self._lock:
+            if self._whole and all(name != "_stance" for _, name, _, _ in self._before):
+                self._force_eager()
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        own = name in vars(owner)
+        self._before.append((owner, name, own, vars(owner).get(name)))
+        setattr(owner, name, replacement)
+
+    def _restore(self) -> None:
+        """Put back exactly what stood in each place: itself, or nothing."""
+        self._whole = False
+        while self._before:
+            owner, name, own, before = entry = self._before[-1]
+            if own:
+                setattr(owner, name, before)
+            elif name in vars(owner):
+                delattr(owner, name)
+            if self._before and self._before[-1] is entry:
+                self._before.pop()
 
 
 _replacements = _Replacements()
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Replace an attribute, and put back exactly what stood there: itself, or nothing."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 def _around(method: str, call: Call) -> Call:
@@ -202,6 +238,28 @@ def _overrides(thing: object) -> bool:
     return type(thing) is not Tensor and handler not in plain
 
 
+class _ModeOff:
+    """Torch's `_pop_mode_temporarily`, through which its Python functions call a mode.
+
+    Torch's own is a generator. An interrupt at its end leaves the mode off until the generator is
+    freed, which then puts it on again, where the recording may have ended long ago.
+    """
+
+    def __enter__(self) -> Any:
+        depth = torch._C._len_torch_function_stack()
+        self._mode = torch._C._get_function_stack_at(depth - 1)
+        try:
+            torch._C._pop_torch_function_stack()
+        except BaseException:
+            if torch._C._len_torch_function_stack() < depth:
+                torch._C._push_on_torch_function_stack(self._mode)
+            raise
+        return self._mode
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._push_on_torch_function_stack(self._mode)
+
+
 class _Engine:
     """Stands before torch's engine: the one door through which Python starts a backward pass."""
 
@@ -215,43 +273,21 @@ class _Engine:
         return getattr(self._engine, name)
 
 
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Have compiled functions run eagerly, so that every op is seen and no graph is broken.
-
-    Dynamo traced through a mode like ours gives wrong values with no error (torch 2.13, 2.14).
-    Where it is not loaded yet, loading it would cost a second; then the first `torch.compile`
-    does.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def force() -> None:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-
-        if "torch._dynamo" in sys.modules:
-            force()
-        else:
-            stack.enter_context(_replaced(torch, "compile", _forcing(torch.compile, force)))
-        yield
-
-
 def _forcing(original: Call, force: Callable[[], None]) -> Call:
-    once = [force]
-
     @functools.wraps(original)
     def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
-        if once:
-            once.pop()()
+        force()
         return original(*args, **kwargs)
 
     return compile_eagerly
 
 
-def _forget_in_child() -> None:
+def _go_on_in_child() -> None:
     """A forked worker inherits the mode but records nothing."""
     for observer in _thread.observers:
         observer.stop_in_child()  # type: ignore[attr-defined]  # recorders have it
+    _replacements.in_child(_thread.observers)
     _thread.observers.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_go_on_in_child)
