@@ -78,7 +78,8 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
         NotATensorError: `model` holds something that is no module, or `names` no tensor.
 
     The recording belongs to the thread that enters it: other threads are not recorded, and can
-    record for themselves. Recordings nest; each sees all that happens inside it. A backward pass
+    record for themselves. Recordings nest; each sees all that happens inside it. A recording ends
+    with its block, or with this object where an interrupt kept it from that. A backward pass
     that starts after the block has ended is not seen. Compiled functions run eagerly in the block,
     since inside compiled code nothing can be seen, and are compiled again behind it.
 
