@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -78,7 +80,8 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
         NotATensorError: `model` holds something that is no module, or `names` no tensor.
 
     The recording belongs to the thread that enters it: other threads are not recorded, and can
-    record for themselves. Recordings nest; each sees all that happens inside it. A backward pass
+    record for themselves. Recordings nest; each sees all that happens inside it. A recording ends
+    with its block, or with this object where an interrupt kept it from that. A backward pass
     that starts after the block has ended is not seen. Compiled functions run eagerly in the block,
     since inside compiled code nothing can be seen, and are compiled again behind it; a compile
     stance that is chosen in the block holds behind it. `torch.cond` and its kin, which compile what
@@ -117,11 +120,16 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
     def __enter__(self) -> Trace:
         recorder = Recorder(self._values, sys._getframe(1).f_code)
         trace = Trace(_Live(recorder))
-        _untraced(recorder.start)(self._models, self._names)
-        self._running.append((recorder, trace))
-        _latest.trace = trace
-        for notice in _settings.started:
-            notice(trace)
+        recorder.guard = weakref.ref(self, lambda _: recorder.take_off())
+        try:
+            self._running.append((recorder, trace))
+            _untraced(recorder.start)(self._models, self._names)
+            _latest.trace = trace
+            for notice in _settings.started:
+                notice(trace)
+        except BaseException:
+            self._forget(recorder)
+            raise
         return trace
 
     def __exit__(
@@ -132,9 +140,17 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
     ) -> None:
         if not self._running:
             raise RecordingError("this recording was not entered. Use it in a `with` statement.")
-        recorder, trace = self._running.pop()
-        _untraced(recorder.stop)(sys._getframe(1))
+        recorder, trace = self._running[-1]
+        try:
+            _untraced(recorder.stop)(sys._getframe(1))
+        finally:
+            self._forget(recorder)
         self._export(trace, error)
+
+    def _forget(self, recorder: Recorder) -> None:
+        """Take off what is still on of a recording; see NOTE [ Interrupted anywhere ]."""
+        recorder.take_off()
+        self._running = [each for each in self._running if each[0] is not recorder]
 
     def _export(self, trace: Trace, error: BaseException | None) -> None:
         """Write the files asked for; what the block raised comes first, and is never replaced."""
@@ -151,10 +167,16 @@ class record(AbstractContextManager[Trace]):  # noqa: N801  # a verb, as users c
 
         @functools.wraps(function)
         def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
+            with self._again():
                 return function(*args, **kwargs)
 
         return recorded
+
+    def _again(self) -> record:
+        """Return another one like this, that goes when its call ends."""
+        again = copy.copy(self)
+        again._running = []
+        return again
 
 
 def _untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -185,7 +207,7 @@ def last_trace() -> Trace:
 
 def open_recordings() -> int:
     """Return how many recordings of this thread run."""
-    return len(patches.observers())
+    return len(patches.observers_here())
 
 
 def end_recordings(but: int = 0) -> int:
@@ -197,7 +219,7 @@ def end_recordings(but: int = 0) -> int:
     Returns:
         How many were ended.
     """
-    left = patches.observers()[but:]
+    left: list[Any] = patches.observers_here()[but:]
     for recorder in reversed(left):
         recorder.stop(None)
     return len(left)

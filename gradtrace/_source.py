@@ -23,9 +23,10 @@ import os
 import site
 import sys
 import sysconfig
+import weakref
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType
@@ -60,6 +61,8 @@ def category(code: CodeType) -> Category:
     try:
         return _categories[code.co_filename]
     except KeyError:
+        if len(_categories) >= _MOST_FILES:  # each cell of a notebook is one
+            _categories.clear()
         return _categories.setdefault(code.co_filename, _classify(code.co_filename))
 
 
@@ -134,9 +137,11 @@ def known_lines(file: str) -> tuple[str, ...]:
     Nothing where they were not: a trace that was loaded names files of another machine, or whatever
     its author liked, and none of these is opened.
     """
-    texts = _texts.get(file)
+    texts = _texts(file)
     return texts[0].lines if texts else ()
 
+
+_MOST_FILES = 10_000
 
 # Keyed by file name: it alone decides, and unlike a code object a string keeps its hash.
 _categories: dict[str, Category] = {}
@@ -209,9 +214,15 @@ class _Place:
     """One instruction of one code object; what its text says is worked out when asked for."""
 
     def __init__(self, code: CodeType, lasti: int) -> None:
-        self.code = code
+        self._code = weakref.ref(code)
         self.lasti = max(lasti, 0)  # -1: a frame that has not started
         self.position = position(code, lasti)
+
+    @property
+    def code(self) -> CodeType:
+        code = self._code()
+        assert code is not None  # whoever asks for the place of an instruction has the code
+        return code
 
     @cached_property
     def location(self) -> Location:
@@ -266,15 +277,19 @@ class _Place:
         return None
 
 
-# Keyed by id, which is not used again as long as the place holds the code object. The code object
-# itself won't do: two with the same text in two files are equal, and hashing one is slow.
-_places: dict[tuple[int, int], _Place] = {}
+# By the id of a code object, until it is freed. It would not do as the key itself: two with
+# the same text in two files are equal, and hashing one is slow.
+_places: dict[int, tuple[weakref.ref[CodeType], dict[int, _Place]]] = {}
 
 
 def _place(code: CodeType, lasti: int) -> _Place:
-    key = id(code), lasti
-    found = _places.get(key)
-    return found if found is not None else _places.setdefault(key, _Place(code, lasti))
+    key = id(code)
+    known = _places.get(key)
+    if known is None or known[0]() is not code:
+        known = _places[key] = weakref.ref(code, lambda _: _places.pop(key, None)), {}
+    places = known[1]
+    found = places.get(lasti)
+    return found if found is not None else places.setdefault(lasti, _Place(code, lasti))
 
 
 def _knows(code: CodeType, names: set[str]) -> bool:
@@ -293,13 +308,18 @@ def _names_of(code: CodeType) -> set[str]:
     return names.union(*inner)
 
 
-# By file; several where a file was edited and reloaded.
-_texts: dict[str, list[SourceText]] = {}
+_MOST_VERSIONS = 10
+
+
+@lru_cache(maxsize=1_000)
+def _texts(file: str) -> list[SourceText]:  # noqa: ARG001  # the key of the cache
+    """Return the list of a file's texts; several where it was edited and reloaded."""
+    return []
 
 
 def _versions(file: str) -> Iterator[SourceText]:
     """Yield the texts of a file that were read before, the newest first, then what it holds now."""
-    known = _texts.setdefault(file, [])
+    known = _texts(file)
     yield from tuple(known)
     for edited in (False, True):
         if edited:
@@ -307,4 +327,5 @@ def _versions(file: str) -> Iterator[SourceText]:
         lines = tuple(linecache.getlines(file))
         if all(lines != text.lines for text in known):
             known.insert(0, SourceText(lines))
+            del known[_MOST_VERSIONS:]
             yield known[0]

@@ -1,8 +1,8 @@
 """Every operator of torch computes under `record()` what it does without, with the right verdicts.
 
 The samples are those of torch's own tables of operators and modules (`torch.testing._internal`).
-The default run takes the first of each; `-m long` takes all, in every variant. What is right is asked of autograd: of
-`.grad` and of `torch.autograd.grad`, and for the edges of `walk.py`.
+The default run takes the first of each; `-m long` takes all, in every variant. What is right is
+asked of autograd: of `.grad` and of `torch.autograd.grad`, and for the edges of `walk.py`.
 """
 
 # Torch gives no types to `backward`.

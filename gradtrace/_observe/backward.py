@@ -16,6 +16,7 @@ inside an op or leads from an op to a value; the latter are the links that are p
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -146,12 +147,13 @@ class Backward:
         self._identity = identity
         self._forward = forward
         self._running: list[Pass] = []
+        self._watching: list[_Watched] = []
         self._announced: list[Pass] = []
         self._uncleared: dict[int, list[int]] = {}
         self._pending: list[tuple[Arrival, Tensor]] = []
         self._pending_links: list[tuple[Pass, int, Tensor]] = []
         self._pass_nodes: dict[int, int] = {}
-        self._leaf_hooks: list[tuple[weakref.ref[Tensor], Any]] = []
+        self._leaf_hooks: list[tuple[weakref.ref[Tensor], object]] = []
         self._stray: tuple[int, int] | None = None
         forward.run_backward = self.called
         forward.cleared = self.cleared
@@ -164,11 +166,11 @@ class Backward:
         self, func: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType | None
     ) -> Any:
         """Run `backward` or `grad` as the user called it, so that a failed attempt is seen too."""
-        announced = None
+        announced, depth = None, len(self._announced)
         try:
-            with self._forward.silence():
-                announced = self._announce(func, args, kwargs, frame)
-        except Exception as error:
+            announced = self._forward.silently(self._announce, func, args, kwargs, frame)
+        except BaseException as error:
+            del self._announced[depth:]
             self._forward.missed("backward", error)
         try:
             return func(*args, **kwargs)
@@ -179,8 +181,7 @@ class Backward:
                     self._number(announced)
             raise
         finally:
-            if announced is not None and announced in self._announced:
-                self._announced.remove(announced)
+            del self._announced[depth:]
 
     def _announce(
         self, func: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType | None
@@ -238,18 +239,19 @@ class Backward:
             allow_unreachable=allow_unreachable,
             accumulate_grad=accumulate_grad,
         )
+        depth = len(self._running)
         try:
-            with self._forward.silence():
-                watched = self._start(
-                    frame, roots, retain_graph, create_graph, inputs, accumulate_grad
-                )
-        except Exception as error:
+            watched = self._forward.silently(
+                self._start, frame, roots, retain_graph, create_graph, inputs, accumulate_grad
+            )
+        except BaseException as error:
+            self._unwatch()
             self._forward.missed("backward", error)
             return call()
-        self._running.append(watched.record)
-        self._forward.paused += 1
         result = None
         try:
+            self._forward.paused += 1
+            self._running.append(watched.record)
             result = call()
             return result
         except BaseException as error:
@@ -257,17 +259,27 @@ class Backward:
             raise
         finally:
             self._forward.paused -= 1
-            self._running.pop()
-            self._forward.anchors.release()
+            del self._running[depth:]
             if accumulate_grad:
                 self._forward.latest_pass = watched.record.index
             try:
-                with self._forward.silence():
-                    watched.finish()
-                    if result is not None:
-                        self._returned(watched, inputs, result)
-            except Exception as error:
+                self._finish(watched, inputs, result)
+            except BaseException as error:
                 self._forward.missed("backward", error)
+            finally:
+                self._unwatch()
+
+    def _finish(self, watched: _Watched, inputs: Sequence[Any], result: Any) -> None:
+        self._forward.anchors.release()
+        self._forward.silently(watched.finish)
+        if result is not None:
+            self._forward.silently(self._returned, watched, inputs, result)
+
+    def _unwatch(self) -> None:
+        """Take off the hooks of all passes but those that run."""
+        while len(self._watching) > len(self._running):
+            self._watching[-1].take_off()
+            self._watching.pop()
 
     def _start(
         self,
@@ -308,7 +320,10 @@ class Backward:
         starts = [self._start_of(root, record) for root in roots]
         graph = walk(self._identity, [start for start in starts if start is not None], inner=inner)
         self._notice_overwrites(graph, record)
-        return _Watched(self, record, graph, inputs, accumulate_grad)
+        watched = _Watched(self, record, graph, inputs, accumulate_grad)
+        self._watching.append(watched)
+        watched.put_on()
+        return watched
 
     def _notice_overwrites(self, graph: _Graph, record: Pass) -> None:
         """Note what the nodes of a pass need and somebody wrote to."""
@@ -472,9 +487,10 @@ class Backward:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return
         # The hook holds numbers only: one that held its tensor could never be freed.
-        register: Callable[..., Any] = tensor.register_post_accumulate_grad_hook
-        hook = register(partial(self._stray_arrival, node))
+        hook = partial(self._stray_arrival, node)
         self._leaf_hooks.append((weakref.ref(tensor), hook))
+        register: Callable[..., Any] = tensor.register_post_accumulate_grad_hook
+        register(hook)
 
     def _stray_arrival(self, leaf: int, tensor: Tensor) -> None:
         try:
@@ -483,7 +499,7 @@ class Backward:
             with torch._C.DisableTorchFunction():
                 running = self._running[-1] if self._running else self._stray_pass()
                 self.arrived(running, leaf, tensor.grad)
-        except Exception as error:
+        except BaseException as error:
             self._forward.missed("backward", error)
 
     def _stray_pass(self) -> Pass:
@@ -496,15 +512,25 @@ class Backward:
         self._stray = (task, record.index)
         return record
 
-    def close(self) -> None:
-        """Take off what is still on, and read what waits."""
-        for ref, hook in self._leaf_hooks:
-            hook.remove()
-            tensor: Any = ref()
-            if tensor is not None and not tensor._post_accumulate_grad_hooks:
-                tensor._post_accumulate_grad_hooks = None  # not even an empty dictionary stays
-        self._leaf_hooks.clear()
-        self.settle()
+    def take_off(self) -> None:
+        """Take off the hooks that are still on. Can be repeated where it was interrupted."""
+        self._running.clear()
+        self._unwatch()
+        while self._leaf_hooks:
+            ref, hook = self._leaf_hooks[-1]
+            with torch._C.DisableTorchFunction():
+                _remove_hook(ref(), hook)
+            self._leaf_hooks.pop()
+
+
+def _remove_hook(tensor: Any, hook: object) -> None:
+    """Take a hook off a leaf, and leave not even an empty dictionary of hooks."""
+    hooks = None if tensor is None else tensor._post_accumulate_grad_hooks
+    if hooks is not None:
+        for key in [key for key, each in hooks.items() if each is hook]:
+            del hooks[key]
+        if not hooks:
+            tensor._post_accumulate_grad_hooks = None
 
 
 def _is_accumulating() -> bool:
@@ -540,12 +566,20 @@ class _Watched:
         self._edges_wanted = backward._tape.values == "edges"
         self._targets = self._nodes_of(inputs) if inputs else None
         self._hooks: list[Any] = []
-        try:
-            for at, node in enumerate(graph.nodes):
-                self._watch(at, node)
-        except BaseException:
-            self._remove_hooks()
-            raise
+
+    def put_on(self) -> None:
+        """Put a hook on every node."""
+        nodes = self._graph.nodes
+        put_on = [self._hook(at, node) for at, node in enumerate(nodes)]
+        # A loop in C: no interrupt comes between a hook and its handle.
+        self._hooks.extend(map(operator.call, put_on, nodes))
+
+    def take_off(self) -> None:
+        """Take the hooks off, and let go of the graph. Can be repeated where it was interrupted."""
+        while self._hooks:
+            self._hooks[-1].remove()
+            self._hooks.pop()
+        self._graph = _Graph()
 
     def _nodes_of(self, inputs: Sequence[Any]) -> list[int]:
         graph = self._graph
@@ -559,11 +593,11 @@ class _Watched:
                 found.append(at)
         return found
 
-    def _watch(self, at: int, node: Any) -> None:
+    def _hook(self, at: int, node: Any) -> Callable[[Any], Any]:
+        """Return what puts a hook on a node."""
         if is_leaf_node(node):
-            self._hooks.append(node.register_prehook(partial(self._at_leaf, at)))
-        else:
-            self._hooks.append(node.register_hook(partial(self._at_node, at)))
+            return operator.methodcaller("register_prehook", partial(self._at_leaf, at))
+        return operator.methodcaller("register_hook", partial(self._at_node, at))
 
     def _at_node(self, at: int, grad_inputs: Any, grad_outputs: Any) -> None:
         try:
@@ -573,7 +607,7 @@ class _Watched:
             if self._edges_wanted:
                 with torch._C.DisableTorchFunction():
                     self._note_norms(at, grad_inputs)
-        except Exception as error:
+        except BaseException as error:
             self._backward._forward.missed("backward", error)
 
     def _note_norms(self, at: int, grad_inputs: Any) -> None:
@@ -588,7 +622,7 @@ class _Watched:
             if gradient is not None and self.accumulates and self._is_running():
                 with torch._C.DisableTorchFunction():
                     self._backward.arrived(self.record, self._graph.owners[at], gradient)
-        except Exception as error:
+        except BaseException as error:
             self._backward._forward.missed("backward", error)
 
     def _is_running(self) -> bool:
@@ -603,14 +637,8 @@ class _Watched:
         thread = threading.get_ident()
         return thread == self._thread or all(thread != each.ident for each in threading.enumerate())
 
-    def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
     def finish(self) -> None:
-        """Take the hooks off and put what they saw on the tape."""
-        self._remove_hooks()
+        """Put what the hooks saw on the tape."""
         graph = self._graph
         executed = None if self._targets is None else graph.executed(self._targets)
         for edge in graph.edges:
@@ -623,7 +651,6 @@ class _Watched:
                 further = self._state(edge, executed) if state == "reached" else state
                 self._add_link(graph.owners[shared.of], edge, further)
         self._anchor(graph.nodes)
-        self._graph = _Graph()
 
     def _anchor(self, nodes: list[Any]) -> None:
         """Hold every so many nodes of a deep graph, most of which may be new to Python."""

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,8 +55,12 @@ _DEFAULT_HANDLERS: Final = (
 # `__float__` and its like keep their names: `float` is another op.
 _PLAIN_NAMES: Final = frozenset({"__getitem__", "__setitem__", "__deepcopy__"})
 
+_FOR_EVER: Final = 1 << 32  # pauses, of which each that is going on takes off one at its end
+
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 Watch = Callable[[], AbstractContextManager[object]]
 
 _plainly: Final[Watch] = contextlib.nullcontext
@@ -236,8 +240,8 @@ class Forward(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            call = self._calls.get(func) or self._describe(func)
-        except Exception:  # somebody's callable that has no hash
+            call = self._calls[func]
+        except (KeyError, TypeError):  # new, or somebody's callable that has no hash
             call = self._describe(func)
         if call.metadata or self.paused or torch._C._get_tracing_state() is not None:
             return func(*args, **kwargs)
@@ -253,7 +257,7 @@ class Forward(TorchFunctionMode):
     def _describe(self, func: Any) -> Call:
         try:
             call = Call(func)
-        except Exception as error:  # somebody's callable of a kind that torch has none of
+        except BaseException as error:  # somebody's callable of a kind that torch has none of
             self.missed(type(func).__name__, error)
             call = Call(_answers_no)
         if _is_lasting(func):
@@ -263,13 +267,17 @@ class Forward(TorchFunctionMode):
     def _look_inside(
         self, func: Any, twin: FunctionType, args: Args, kwargs: Kwargs, frame: FrameType
     ) -> Any:
-        self._running.add(func)
-        torch._C._push_on_torch_function_stack(self)
+        depth = torch._C._len_torch_function_stack()
         try:
+            self._running.add(func)
+            torch._C._push_on_torch_function_stack(self)
             return self._stand_ins.of(_caller_of(func, frame))(twin, args, kwargs)
         finally:
-            torch._C._pop_torch_function_stack()
-            self._running.discard(func)
+            try:
+                if torch._C._len_torch_function_stack() > depth:
+                    torch._C._pop_torch_function_stack()
+            finally:
+                self._running.discard(func)
 
     def where(self, frame: FrameType | None) -> sites.Sites:
         """Return site, user's own site and module path of the call that a frame is making."""
@@ -293,17 +301,22 @@ class Forward(TorchFunctionMode):
             else:
                 with quiet():
                     inputs, written = self._before(call, args, kwargs)
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
             return func(*args, **kwargs)
-        result = self._stand_ins.of(frame)(func, args, kwargs)
+        try:
+            result = self._stand_ins.of(frame)(func, args, kwargs)
+        except BaseException as error:
+            if written and not isinstance(error, Exception):  # it may have written all the same
+                self.missed(call.name, error)
+            raise
         try:
             if quiet is None:
                 self._note(call, inputs, written, args, result, frame)
             else:
                 with quiet():
                     self._note(call, inputs, written, args, result, frame)
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
         return result
 
@@ -318,19 +331,32 @@ class Forward(TorchFunctionMode):
         targets = set(map(self._identity.value, written))
         return tuple(g._replace(target=True) if g.value in targets else g for g in inputs), written
 
-    @contextlib.contextmanager
-    def silence(self) -> Iterator[None]:
+    def silently(self, observe: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Observe where the mode is on and tensors of any class pass by: nobody is to notice."""
         self.paused += 1
         try:
             with _quietly():
-                yield
+                return observe(*args, **kwargs)
         finally:
             self.paused -= 1
 
-    def missed(self, name: str, error: Exception) -> None:
-        """Note a call that could not be observed."""
+    @property
+    def ended(self) -> bool:
+        """Whether this mode does nothing any more, even if it is on."""
+        return self.paused >= _FOR_EVER
+
+    def end(self) -> None:
+        """Do nothing from now on."""
+        self.paused = 2 * _FOR_EVER
+
+    def missed(self, name: str, error: BaseException) -> None:
+        """Note a call that could not be observed; to be called where the error was caught.
+
+        What ends the program goes on to end it: an interrupt is never kept from it.
+        """
         self._tape.troubles.append(f"{name}: {type(error).__name__}: {error}")
+        if not isinstance(error, Exception):
+            raise error
 
     def _note(
         self,
@@ -616,8 +642,11 @@ class Forward(TorchFunctionMode):
     ) -> Any:
         """`.data`, and its like: the result shares memory but no version counter."""
         result = self.record(call, func, args, kwargs, frame, watch)
-        with watch():
-            self._data_owners[storage_of(args[0])] = weakref.ref(args[0])
+        try:
+            with watch():
+                self._data_owners[storage_of(args[0])] = weakref.ref(args[0])
+        except BaseException as error:
+            self.missed(call.name, error)
         return result
 
     def _set_data(
@@ -628,13 +657,13 @@ class Forward(TorchFunctionMode):
             with watch():
                 inputs = self._inputs(call, args[1:], {})
                 self._identity.value(args[0])
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
         result = func(*args, **kwargs)
         try:
             with watch():
                 self._note_data(call, args[0], inputs, frame)
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
         return result
 
@@ -663,7 +692,7 @@ class Forward(TorchFunctionMode):
         try:
             with watch():
                 _AFTER[call.name](self, args[0], result, frame)
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
         return result
 
@@ -699,14 +728,14 @@ class Forward(TorchFunctionMode):
         try:
             with watch():
                 value, before = self._identity.value(args[0]), args[0].requires_grad
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
         result = func(*args, **kwargs)
         try:
             with watch():
                 if value is not None and args[0].requires_grad and not before:
                     self._note_leaf(args[0], value, frame)
-        except Exception as error:
+        except BaseException as error:
             self.missed(call.name, error)
         return result
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradtrace._observe.identity import storage_of
-from gradtrace._observe.norms import no_dispatch_modes
+from gradtrace._observe.norms import unseen
 from gradtrace._observe.sites import Sites
 
 _PREFIX: Final = "_raw_saved_"
@@ -147,9 +147,12 @@ def _extent_of_part(tensor: Tensor, index: Any) -> tuple[int, int]:
         return _extent(tensor)
     shape, stride = tensor.shape, tensor.stride()
     low, _ = _extent(tensor)
-    with torch.inference_mode(False), no_dispatch_modes():
+
+    def part(_: Tensor) -> tuple[int, int]:
         likeness = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
-        first, last = _extent(likeness[index])
+        return _extent(likeness[index])
+
+    first, last = unseen(part, tensor)
     return low + first, low + last
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -47,90 +48,123 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def observers() -> list[Any]:
-    """Return those of this thread, the latest last."""
-    return [*_thread.observers]
+def observers_here() -> list[Observer]:
+    """Return who is asked about what happens in this thread, the outermost first."""
+    return _thread.observers
 
 
-@contextlib.contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Have an observer asked about what happens in this thread."""
-    observers = _thread.observers
-    with _replacements.on():
-        observers.append(observer)
-        try:
-            yield
-        finally:
-            observers.remove(observer)
+def put_on(observer: Observer, observers: list[Observer]) -> None:
+    """Have an observer asked, together with those in a list from `observers_here`."""
+    _replacements.put_on(observer)
+    observers.append(observer)
 
 
-def _put_on() -> contextlib.ExitStack:
-    """Replace everything; where one replacement fails, those before it come off again."""
-    with contextlib.ExitStack() as stack:
-        stance = _Stance()
-        stack.enter_context(stance.forced())
-        stack.enter_context(_replaced(torch, "compile", _compile_around(torch.compile, stance)))
-        variable = torch.autograd.Variable
-        engine = _Engine(variable._execution_engine)
-        stack.enter_context(_replaced(variable, "_execution_engine", engine))
-        stack.enter_context(_apply_replaced())
-        around_module = _method_around("around_module", nn.Module.__call__)
-        stack.enter_context(_replaced(nn.Module, "__call__", around_module))
-        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-            around_script = _method_around("around_script", script.__call__)
-            stack.enter_context(_replaced(script, "__call__", around_script))
-        around_copy = _method_around("around_copy", nn.Parameter.__deepcopy__)
-        stack.enter_context(_replaced(nn.Parameter, "__deepcopy__", around_copy))
-        meta = type(variable)
-        around_variable = _method_around("around_variable", type.__call__)
-        stack.enter_context(_replaced(meta, "__call__", around_variable))
-        stack.enter_context(_replaced(Tensor, "__init__", _constructed))
-        for name, listed in _OVERRIDE_QUESTIONS.items():
-            asks = getattr(torch.overrides, name)
-            stack.enter_context(_replaced(torch.overrides, name, _besides_us(asks, listed)))
-        return stack.pop_all()
+def take_off(observer: Observer, observers: list[Observer]) -> None:
+    """Have an observer asked no longer, if it was."""
+    if observer in observers:
+        observers.remove(observer)
+    _replacements.take_off(observer)
 
 
 class _Replacements:
-    """All replacements together: on while at least one recording of the process runs."""
+    """All replacements together: on while at least one recording of the process runs.
+
+    Both methods can be interrupted anywhere: see NOTE [ Interrupted anywhere ] in `recorder.py`.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._recordings = 0
-        self._stack = contextlib.ExitStack()
+        # A recording that was dropped comes off at a garbage collection, which may come in here.
+        self._lock = threading.RLock()
+        self._recordings: set[Observer] = set()
+        self._undo: list[Callable[[], None]] = []  # each can be repeated; the latest last
+        self._whole = False
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def put_on(self, observer: Observer) -> None:
         """Keep the replacements on for one recording."""
         with self._lock:
+            self._recordings.add(observer)
+            if not self._whole:
+                self._restore()
+                self._replace_all()
+                self._whole = True
+
+    def take_off(self, observer: Observer) -> None:
+        """Take the replacements off if no other recording needs them."""
+        with self._lock:
+            self._recordings.discard(observer)
             if not self._recordings:
-                self._stack = _put_on()
-            self._recordings += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._recordings -= 1
-                if not self._recordings:
-                    self._stack.close()
+                self._restore()
+
+    def in_child(self, observers: list[Observer]) -> None:
+        """Go on in a forked process, in which there are no threads but one."""
+        self._lock = threading.RLock()
+        self._recordings.intersection_update(observers)
+        if not self._recordings:
+            self._restore()
+
+    def _replace_all(self) -> None:
+        stance = _Stance()
+        self._undo.append(stance.release)
+        stance.force_soon()
+        self._replace(torch, "compile", _compile_around(torch.compile, stance))
+        variable = torch.autograd.Variable
+        self._replace(variable, "_execution_engine", _Engine(variable._execution_engine))
+        self._replace_apply()
+        around_module = _method_around("around_module", nn.Module.__call__)
+        self._replace(nn.Module, "__call__", around_module)
+        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            around_script = _method_around("around_script", script.__call__)
+            self._replace(script, "__call__", around_script)
+        around_copy = _method_around("around_copy", nn.Parameter.__deepcopy__)
+        self._replace(nn.Parameter, "__deepcopy__", around_copy)
+        around_variable = _method_around("around_variable", type.__call__)
+        self._replace(type(variable), "__call__", around_variable)
+        self._replace(Tensor, "__init__", _constructed)
+        for name, listed in _OVERRIDE_QUESTIONS.items():
+            asks = getattr(torch.overrides, name)
+            self._replace(torch.overrides, name, _besides_us(asks, listed))
+        self._replace(torch.overrides, "_pop_mode_temporarily", _ModeOff)
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        own = name in vars(owner)
+        self._undo.append(functools.partial(_put_back, owner, name, own, vars(owner).get(name)))
+        setattr(owner, name, replacement)
+
+    def _replace_apply(self) -> None:
+        """Replace `Function.apply`; see NOTE [ Functions bound before the recording ]."""
+        method = torch.autograd.Function.__dict__["apply"]
+        function = getattr(method, "__func__", None)
+        code = _apply_of_python()
+        if type(function) is not FunctionType or function.__code__.co_freevars != code.co_freevars:
+            self._replace(torch.autograd.Function, "apply", _classmethod_around(method))
+            return
+        before = function.__code__
+        original = FunctionType(before, function.__globals__, closure=function.__closure__)
+        original.__defaults__ = function.__defaults__
+        original.__kwdefaults__ = function.__kwdefaults__
+        _apply[:] = [original]
+        self._undo.append(functools.partial(setattr, function, "__code__", before))
+        function.__code__ = code
+
+    def _restore(self) -> None:
+        """Put back exactly what stood in each place."""
+        self._whole = False
+        while self._undo:
+            undo = self._undo[-1]
+            undo()
+            if self._undo and self._undo[-1] is undo:
+                self._undo.pop()
+
+
+def _put_back(owner: Any, name: str, own: bool, before: Any) -> None:
+    """Put back what stood in a place: itself, or nothing."""
+    if own:
+        setattr(owner, name, before)
+    elif name in vars(owner):
+        delattr(owner, name)
 
 
 _replacements = _Replacements()
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Replace an attribute, and put back exactly what stood there: itself, or nothing."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 def _around(method: str, call: Call) -> Call:
@@ -156,15 +190,6 @@ def _method_around(method: str, original: Call) -> Call:
 # torch 2.14 `apply` is a C method that has none; there its result is met as one made unseen.
 
 
-def _apply_replaced() -> contextlib.AbstractContextManager[None]:
-    method = torch.autograd.Function.__dict__["apply"]
-    function = getattr(method, "__func__", None)
-    code = _apply_of_python()
-    if type(function) is FunctionType and function.__code__.co_freevars == code.co_freevars:
-        return _recoded(function, code)
-    return _replaced(torch.autograd.Function, "apply", _classmethod_around(method))
-
-
 def _apply_of_python() -> CodeType:
     """Return code that can stand in for that of torch's `apply`, in its globals."""
     __class__: Any = None
@@ -186,19 +211,6 @@ def recoded_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not _thread.observers:
         return _apply[0](cls, *args, **kwargs)
     return _around("around_function", _apply[0])(cls, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _recoded(function: FunctionType, code: CodeType) -> Iterator[None]:
-    before = function.__code__
-    original = FunctionType(before, function.__globals__, closure=function.__closure__)
-    original.__defaults__, original.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    _apply[:] = [original]
-    function.__code__ = code
-    try:
-        yield
-    finally:
-        function.__code__ = before
 
 
 def _classmethod_around(original: Any) -> Any:
@@ -263,6 +275,28 @@ def _overrides(thing: object) -> bool:
     return type(thing) is not Tensor and handler not in plain
 
 
+class _ModeOff:
+    """Torch's `_pop_mode_temporarily`, through which its Python functions call a mode.
+
+    Torch's own is a generator. An interrupt at its end leaves the mode off until the generator is
+    freed, which then puts it on again, where the recording may have ended long ago.
+    """
+
+    def __enter__(self) -> Any:
+        depth = torch._C._len_torch_function_stack()
+        self._mode = torch._C._get_function_stack_at(depth - 1)
+        try:
+            torch._C._pop_torch_function_stack()
+        except BaseException:
+            if torch._C._len_torch_function_stack() < depth:
+                torch._C._push_on_torch_function_stack(self._mode)
+            raise
+        return self._mode
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._push_on_torch_function_stack(self._mode)
+
+
 class _Engine:
     """Stands before torch's engine: the one door through which Python starts a backward pass."""
 
@@ -287,35 +321,36 @@ class _Stance:
 
     def __init__(self) -> None:
         self._chosen: Any = None
-        self._set: Call = lambda stance: stance
         self._is_forced = False
+        self._modules: tuple[Any, Any] | None = None  # dynamo's two, once the stance may be forced
+        self._set: Call = lambda stance: stance
+        self._imports = _Imports("torch._dynamo", self._force)
 
-    @contextlib.contextmanager
-    def forced(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
+    def force_soon(self) -> None:
+        """Have compiled functions run eagerly, now or when dynamo is loaded."""
+        if "torch._dynamo" in sys.modules:
+            self._force()
+        else:
+            sys.meta_path.insert(0, self._imports)
 
-            def force() -> None:
-                stack.enter_context(self._forced())
-
-            if "torch._dynamo" in sys.modules:
-                force()
-            else:
-                stack.enter_context(_once_imported("torch._dynamo", force))
-            yield
-
-    @contextlib.contextmanager
-    def _forced(self) -> Iterator[None]:
-        from torch._dynamo import decorators, eval_frame
-
-        self._set = eval_frame._set_stance
-        self._chosen = self._set(eval_frame.DynamoStance("force_eager"))
+    def _force(self) -> None:
+        decorators: Any = importlib.import_module("torch._dynamo.decorators")
+        eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
+        self._set, self._chosen = eval_frame._set_stance, eval_frame._stance
+        self._modules = decorators, eval_frame
+        self._set(eval_frame.DynamoStance("force_eager"))
+        decorators._set_stance = self._choose
         self._is_forced = True
-        try:
-            with _replaced(decorators, "_set_stance", self._choose):
-                yield
-        finally:
+
+    def release(self) -> None:
+        """Put on what the program chose. Can be repeated where it was interrupted."""
+        self._imports.close()
+        if self._modules is not None:
+            decorators, eval_frame = self._modules
+            decorators._set_stance = self._set
+            eval_frame._stance = self._chosen
             self._is_forced = False
-            self._set(self._chosen)
+            self._modules = None
 
     def _choose(self, stance: Any) -> Any:
         before, self._chosen = self._chosen, stance
@@ -397,22 +432,12 @@ class _Imports(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-@contextlib.contextmanager
-def _once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
-    """Do something once a module was imported, unless the block ends before."""
-    imports = _Imports(name, then)
-    sys.meta_path.insert(0, imports)
-    try:
-        yield
-    finally:
-        imports.close()
-
-
-def _forget_in_child() -> None:
+def _go_on_in_child() -> None:
     """A forked worker inherits the mode but records nothing."""
     for observer in _thread.observers:
         observer.stop_in_child()  # type: ignore[attr-defined]  # recorders have it
+    _replacements.in_child(_thread.observers)
     _thread.observers.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_go_on_in_child)

@@ -1,11 +1,32 @@
-"""One recording: the observers put together, put on, and taken off again."""
+"""One recording: the observers put together, put on, and taken off again.
+
+# NOTE [ Interrupted anywhere ]
+Ctrl-C can arrive in our own code too: where a function is entered, after any call of a C function,
+at a loop's jump back. A context manager written in Python has such places between what it puts on
+and the `with` body, and again before its exit begins, and an `ExitStack` that was interrupted has
+lost a callback. So what is put on is noted before it is put on; taking off looks at what is on, can
+be repeated, and is repeated where it was interrupted. Counters and modes go up and down in `try`
+statements, not in context managers.
+
+What is left are the entry of `record.__exit__`, and a second interrupt while the first is dealt
+with. Then all comes off when the `record` object is freed, as it is together with the exception's
+traceback. That is seen to by a weak reference and not by a `__del__`, in which Python would lose an
+interrupt of any other recording.
+
+A mode whose thread is not the one that frees the object stays on there: it does nothing, and comes
+off when this thread records again.
+
+What was interrupted in being observed is noted as missed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -19,6 +40,7 @@ from gradtrace._observe.forward import Forward, Function, grad_mode, tensors_in
 from gradtrace._observe.identity import Identity, grad_fn_of
 from gradtrace._observe.names import Names, locals_of
 from gradtrace._observe.norms import dispatches_itself
+from gradtrace._observe.sites import Sites
 from gradtrace._source import Category, category
 from gradtrace._tape import Input, Node, Tape, node_of
 
@@ -33,36 +55,54 @@ class Recorder:
         self.identity = Identity(self.tape, self.names.of_leaf)
         self.forward = Forward(self.tape, self.identity)
         self.backward = Backward(self.tape, self.identity, self.forward)
-        self._stack = contextlib.ExitStack()
+        self._observers = patches.observers_here()
+        self._thread = threading.get_ident()
         self._ended = False
+        self.guard: weakref.ref[Any] | None = None  # what takes this off if nobody else did
 
     # -- on and off ------------------------------------------------------------------------------
 
     def start(self, models: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-        """Put everything on. What was on comes off again where something fails half-way."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._close)
-            for name, tensor in tensors.items():
-                self.names.add_tensor(tensor, name)
-            self.tape.models_given = bool(models)
-            for prefix, model in models.items():
-                self.names.add_model(model, prefix)
-            stack.enter_context(patches.observing(self))
-            stack.enter_context(_mode_on(self.forward))
-            self._stack = stack.pop_all()
+        """Put everything on. Where it fails half-way, `take_off` takes off what is on."""
+        for name, tensor in tensors.items():
+            self.names.add_tensor(tensor, name)
+        self.tape.models_given = bool(models)
+        for prefix, model in models.items():
+            self.names.add_model(model, prefix)
+        for mode in _modes():
+            if isinstance(mode, Forward) and mode.ended:
+                _take_off(mode)
+        patches.put_on(self, self._observers)
+        torch._C._push_on_torch_function_stack(self.forward)
 
     def stop(self, frame: FrameType | None) -> None:
         """Take everything off. `frame` is where the recording ends: its variables name leaves."""
         try:
             if frame is not None:
-                with self.forward.silence():
-                    self._add_variables(locals_of(frame))
+                self.forward.silently(self._add_variables, frame)
+            self.catch_up()
+            if self.forward not in _modes():
+                self.tape.troubles.append("the mode was taken off by somebody else")
+        except BaseException as error:
+            self.forward.missed("exit", error)
         finally:
-            self._stack.close()
+            self._ended = True
+        self.take_off()
 
-    def _add_variables(self, variables: Mapping[str, Any]) -> None:
+    def take_off(self) -> None:
+        """Take off whatever is on; see NOTE [ Interrupted anywhere ]."""
+        self._ended = True
+        self.forward.end()
+        if threading.get_ident() == self._thread:
+            _take_off(self.forward)
+        patches.take_off(self, self._observers)
+        self.backward.take_off()
+        self.forward.anchors.outlive()
+        self.guard = None
+
+    def _add_variables(self, frame: FrameType) -> None:
         """Name leaves that were made inside the recording, and so before their assignment."""
-        for name, held in variables.items():
+        for name, held in locals_of(frame).items():
             value = self.identity.known(held) if isinstance(held, Tensor) else None
             node = None if value is None else self.tape.nodes[node_of(value)]
             if value is not None and node is not None and node.kind == "leaf":
@@ -82,24 +122,18 @@ class Recorder:
         """Record nothing more: this is a forked copy of the process."""
         self.forward.paused += 1
 
-    def _close(self) -> None:
-        self.catch_up()
-        self._ended = True
-        with self.forward.silence():
-            self.backward.close()
-        self.forward.anchors.outlive()
-
     def catch_up(self) -> None:
         """Put on the tape what is known by now only: names, norms that waited, requirements.
 
         Does nothing once the recording has ended: from then on the tape is final.
         """
-        if self._ended:
-            return
-        with self.forward.silence():
-            self.backward.settle()
-            self._notice_requirements()
-            self._add_named()
+        if not self._ended:
+            self.forward.silently(self._catch_up)
+
+    def _catch_up(self) -> None:
+        self.backward.settle()
+        self._notice_requirements()
+        self._add_named()
 
     def _notice_requirements(self) -> None:
         """Note which data came to require a gradient after it was taken, and which leaves don't."""
@@ -185,13 +219,13 @@ class Recorder:
             return call(*args, **kwargs)
         try:
             where = forward.where(sys._getframe(2))
-            with forward.silence():
-                direct, node = self._open(flavour, args, extra)
-        except Exception as error:
+            direct, node = forward.silently(self._open, flavour, args, extra)
+        except BaseException as error:
             forward.missed(name, error)
             return call(*args, **kwargs)
-        forward.function = function = Function(node, direct)
+        function = Function(node, direct)
         try:
+            forward.function = function
             result = call(*args, **kwargs)
         except BaseException:
             self._undo(function)
@@ -201,22 +235,34 @@ class Recorder:
             inputs = (*direct, *function.captured.values())
             self.tape.nodes[node] = Node("op", name, *where, grad_mode(), inputs, (), flavour)
         try:
-            with forward.silence():
-                leaves = forward.leaves_started(name, function.dirty())
-                outputs = [each for each in tensors_in((result,)) if id(each) not in leaves]
-                if leaves and not outputs:
-                    into = tuple(dict.fromkeys(leaves.values()))
-                    others = tuple([g for g in inputs if node_of(g.value) not in into])
-                    entry = Node("op", name, *where, grad_mode(), others, (), flavour, None, into)
-                    self.tape.nodes[node] = entry
-                    return result
-                targets = function.targets(outputs)
-                inputs = tuple([g._replace(target=g.value in targets) for g in inputs])
-                forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
-                forward.note_writes(node, outputs, targets)
-        except Exception as error:
+            forward.silently(self._finish, name, flavour, inputs, result, where, function)
+        except BaseException as error:
             forward.missed(name, error)
         return result
+
+    def _finish(
+        self,
+        name: str,
+        flavour: str,
+        inputs: tuple[Input, ...],
+        result: Any,
+        where: Sites,
+        function: Function,
+    ) -> None:
+        """Put on the tape what came out of a closed op."""
+        forward, node = self.forward, function.node
+        leaves = forward.leaves_started(name, function.dirty())
+        outputs = [each for each in tensors_in((result,)) if id(each) not in leaves]
+        if leaves and not outputs:
+            into = tuple(dict.fromkeys(leaves.values()))
+            others = tuple([g for g in inputs if node_of(g.value) not in into])
+            entry = Node("op", name, *where, grad_mode(), others, (), flavour, None, into)
+            self.tape.nodes[node] = entry
+            return
+        targets = function.targets(outputs)
+        inputs = tuple([g._replace(target=g.value in targets) for g in inputs])
+        forward.add_op(name, inputs, outputs, where, flavour=flavour, node=node)
+        forward.note_writes(node, outputs, targets)
 
     def _undo(self, function: Function) -> None:
         """Give what a Function wrote to before it raised back to those that made it."""
@@ -234,25 +280,28 @@ class Recorder:
 
     def around_module(self, call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A module's forward: keeps the dotted path of the module that is running."""
-        modules = self.forward.modules
-        try:
-            with self.forward.silence():
-                path = self.names.of_module(module, sys._getframe(1), modules[-1])
-                if self.names.has_news:
-                    self._name_known()
-        except Exception as error:
-            self.forward.missed("module", error)
-            path = modules[-1]
-        modules.append(path)
+        silently, modules = self.forward.silently, self.forward.modules
         depth = len(modules)
         try:
+            path = silently(self._path_of, module, sys._getframe(1), modules[-1])
+        except BaseException as error:
+            self.forward.missed("module", error)
+            path = modules[-1]
+        try:
+            modules.append(path)
             if not isinstance(module, torch.jit.ScriptModule):
                 return call(module, *args, **kwargs)
-            with self.forward.silence():
-                name, parameters = type(module).__name__, tuple(module.parameters())
+            parameters = silently(lambda: tuple(module.parameters()))
+            name = type(module).__name__
             return self._closed(name, "script", call, (module, *args), kwargs, parameters)
         finally:
-            del modules[depth - 1 :]
+            del modules[depth:]
+
+    def _path_of(self, module: nn.Module, frame: FrameType | None, outer: str) -> str:
+        path = self.names.of_module(module, frame, outer)
+        if self.names.has_news:
+            self._name_known()
+        return path
 
     def around_variable(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         """`Variable(x)`."""
@@ -284,15 +333,18 @@ class Recorder:
             return
         try:
             where = forward.where(sys._getframe(2))
-            with forward.silence():
-                given = tensors_in((*args, *kwargs.values()))
-                inputs = tuple([self.identity.input(source) for source in given])
-                if forward.function is not None:
-                    forward._inside(forward.function, inputs, [], tensor)
-                elif any(self._is_made(source) for source in inputs):
-                    forward.add_op(name, inputs, [tensor], where)
-        except Exception as error:
+            given = tensors_in((*args, *kwargs.values()))
+            forward.silently(self._note_made, name, tensor, given, where)
+        except BaseException as error:
             forward.missed(name, error)
+
+    def _note_made(self, name: str, tensor: Tensor, given: Iterable[Tensor], where: Sites) -> None:
+        forward = self.forward
+        inputs = tuple([self.identity.input(source) for source in given])
+        if forward.function is not None:
+            forward._inside(forward.function, inputs, [], tensor)
+        elif any(self._is_made(source) for source in inputs):
+            forward.add_op(name, inputs, [tensor], where)
 
     def _is_made(self, source: Input) -> bool:
         """Whether a value has a story: it came out of an op, or is a leaf."""
@@ -321,17 +373,8 @@ def _is_tracing() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
-@contextlib.contextmanager
-def _mode_on(mode: Forward) -> Iterator[None]:
-    """Put a mode on, and take that one off again, also where others were left out of order."""
-    torch._C._push_on_torch_function_stack(mode)
-    try:
-        yield
-    finally:
-        _take_off(mode)
-
-
 def _modes() -> list[Any]:
+    """Return this thread's modes, the outermost first."""
     depth = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(at) for at in range(depth)]
 
@@ -359,11 +402,20 @@ def _mode_off(mode: Forward) -> Iterator[None]:
 
 
 def _take_off(mode: Forward) -> None:
-    above = []
-    while torch._C._len_torch_function_stack():
-        top = torch._C._pop_torch_function_stack()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        torch._C._push_on_torch_function_stack(other)
+    """Take a mode off the stack, also where others were left on it out of order."""
+    stack = _modes()
+    kept = [other for other in stack if other is not mode]
+    below = next((at for at, other in enumerate(stack) if other is mode), len(stack))
+    try:
+        _restack(below, kept)
+    except BaseException:
+        _restack(below, kept)
+        raise
+
+
+def _restack(below: int, kept: list[Any]) -> None:
+    """Make these the stack of modes; up to a depth they are on it already."""
+    while torch._C._len_torch_function_stack() > below:
+        torch._C._pop_torch_function_stack()
+    for mode in kept[below:]:
+        torch._C._push_on_torch_function_stack(mode)
