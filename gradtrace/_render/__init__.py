@@ -217,7 +217,7 @@ def _attempts(options: Options) -> Iterator[tuple[Options, bool]]:
 
     Whoever asks for a detail gets it in any size.
     """
-    if not _DETAILS.isdisjoint(options):
+    if options.get("full") or options.get("depth") is not None or "limit" in options:
         yield options, True
         return
     for limit in _LIMITS:

@@ -114,6 +114,16 @@ def test_a_long_picture_is_scaled_to_what_viewers_open() -> None:
     assert max(size(render(sketch.graph, sketch, ".png", full=True))) <= 4_100
 
 
+def test_a_wide_picture_is_drawn_coarser_unless_a_detail_is_asked_for() -> None:
+    """Where the text could not be read within 4,000 pixels, more is folded."""
+    sketch = Sketch()
+    leaves = [sketch.leaf(f"a_rather_long_name_of_a_leaf_{at}") for at in range(36)]
+    sketch.backward(sketch.op("stack", *(sketch.op("exp", leaf, at=3) for leaf in leaves)))
+    assert max(size(render(sketch.graph, sketch, ".png"))) <= 4_000
+    assert max(size(render(sketch.graph, sketch, ".png", limit=80))) > 4_100
+    assert "exp × 36" in texts(picture(sketch))
+
+
 @pytest.mark.parametrize(
     ("points", "dpi"), [(72, 144), (72 * 40, 100), (72 * 100, 60), (72 * 1_000, 16)]
 )
