@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ForeignTensorError,
         GradtraceError,
         LayoutError,
+        LongWorkWarning,
         NoMatchError,
         NotATensorError,
         NotATraceError,
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "_errors": (
-        "ExportError FileFormatError ForeignTensorError GradtraceError LayoutError NoMatchError"
-        " NotATensorError NotATraceError RecordingError UnknownNameError"
+        "ExportError FileFormatError ForeignTensorError GradtraceError LayoutError"
+        " LongWorkWarning NoMatchError NotATensorError NotATraceError"
+        " RecordingError UnknownNameError"
     ),
     "_diff": "LeafDiff OpDiff TraceDiff",
     "_explain": "Explanation",
@@ -78,6 +80,7 @@ __all__ = [
     "Leaf",
     "LeafDiff",
     "Location",
+    "LongWorkWarning",
     "Need",
     "NoMatchError",
     "NotATensorError",

@@ -49,7 +49,12 @@ class LayoutError(GradtraceError, RuntimeError):
     """The layout program is missing, failed, or took too long."""
 
 
+class LongWorkWarning(UserWarning):
+    """A picture that was asked for is so large that drawing it takes long."""
+
+
 for _error in (
+    LongWorkWarning,
     GradtraceError,
     UnknownNameError,
     NoMatchError,

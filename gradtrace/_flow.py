@@ -111,6 +111,11 @@ class Flow:
         """The backward passes, in the order in which they started."""
         return tuple(self._pass(dict(facts)) for facts in self.graph.graph["passes"])
 
+    @cached_property
+    def _pass_facts(self) -> dict[int, Attributes]:
+        """By index, since a graph need not have all that were recorded."""
+        return {facts["index"]: facts for facts in map(dict, self.graph.graph["passes"])}
+
     def _pass(self, facts: Attributes) -> BackwardPass:
         return BackwardPass(
             index=facts["index"],
@@ -625,7 +630,7 @@ class Flow:
     def _is_for_its_own_use(self, stop: Stop) -> bool:
         """Whether a gradient was taken to be differentiated again, as a penalty's is."""
         return stop.kind is CutKind.NOT_REQUESTED and all(
-            self.passes[index].create_graph for index in stop.passes
+            self._pass_facts[index]["create_graph"] for index in stop.passes
         )
 
     def origin(self, node: int, index: int, is_bad: Callable[[float], bool]) -> int | None:
@@ -687,7 +692,7 @@ class Flow:
         facts = self.nodes[stop.node]
         place = facts
         if stop.kind is CutKind.NOT_REQUESTED and stop.passes:
-            place = dict(self.graph.graph["passes"][stop.passes[0]])
+            place = self._pass_facts[stop.passes[0]]
         return Cut(
             kind=stop.kind,
             op=facts["op"] or "",

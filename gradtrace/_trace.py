@@ -257,8 +257,18 @@ class Trace:
         Args:
             path: .json and .graphml hold the graph; .dot, .svg, .png and .pdf draw it; .html is a
                 page with pictures and lists to click through.
-            **options: For pictures and pages: `full=True` draws every node, `depth=2` opens
-                modules so far, `focus="name"` draws one leaf's story.
+            **options: For pictures, all of them also for `to_dot` but for `timeout`.
+                `depth=2` opens modules so far, `limit=200` allows more boxes, `full=True` draws
+                every node. `only="name"` draws one leaf's ways to the roots, `passes=[1]` as if
+                only these backward passes had run, `gradient_graph_only=True` leaves out what no
+                gradient can come to. `direction="LR"` turns it, `theme="dark"` and
+                `transparent=True` change its looks. `timeout=30` ends the layout after so many
+                seconds and draws less; without it, a minute, and no limit with `full`. For pages
+                they choose the first picture; pages take neither `passes`, between which they
+                switch themselves, nor `transparent`, and without `theme` follow the system.
+
+        Warns:
+            LongWorkWarning: What was asked for takes long to lay out.
 
         Returns:
             The path. The file is written whole or not at all.

@@ -25,12 +25,16 @@ from typing import Any, Final
 from gradtrace._errors import LayoutError
 from gradtrace._flow import Flow
 from gradtrace._records import CutKind, Status
-from gradtrace._render import dot
+from gradtrace._render.dot import _LEGEND
+from gradtrace._render.layout import warn_of_long_work
+from gradtrace._render.page_colours import colour_rules
 from gradtrace._render.page_facts import page_facts
 from gradtrace._render.page_picture import Picture, draw
+from gradtrace._render.palette import BOX_SIGNS, CUT_SIGN, SIGNS, THEMES
 from gradtrace._render.scene import Kind, Sample, Scene, build_scene
 from gradtrace._render.wording import printable
 
+_DETAILS: Final = frozenset({"full", "depth", "limit"})  # of the first picture alone
 # What bounds the pictures that nobody asked for.
 _DEPTHS: Final = 6
 _MOST_BOXES: Final = 250
@@ -39,7 +43,7 @@ _MOST_TEXT: Final = 1_100_000  # characters, all pictures together
 _PATIENCE: Final = 10.0  # seconds for each
 
 _PAGE = """<!DOCTYPE html>
-<html lang="en">
+<html lang="en"{theme}>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -107,11 +111,10 @@ def page(
     flow: Flow,
     title: str,
     *,
-    timeout: float,
+    timeout: float | None,
     coarse_limit: int,
-    full: bool = False,
-    depth: int | None = None,
-    focus: str | None = None,
+    theme: str | None = None,
+    direction: str = "TB",
     **options: Any,
 ) -> bytes:
     """Return a trace as a page.
@@ -120,26 +123,26 @@ def page(
         flow: Of the whole graph.
         title: What the page calls the trace.
         timeout: Seconds that the layout program may take for the first picture; then a coarser
-            one takes its place.
+            one takes its place. None for any time.
         coarse_limit: Boxes of that one.
-        full: Show the picture of every node first.
-        depth: Show the picture with so many levels of modules first.
-        focus: Name of a tensor: draw only what its data flows into.
-        **options: More of `scene.build_scene`.
+        theme: "light" or "dark"; None for what the system prefers.
+        direction: As for `dot.scene_to_dot`.
+        **options: Of `scene.build_scene`: `full`, `depth` and `limit` for the first picture, the
+            others for all of them.
 
     Raises:
         LayoutError: The layout program is missing, failed, or took too long even so.
-        UnknownNameError: `focus` names nothing in this graph.
+        UnknownNameError: `only` names nothing in this graph.
     """
-    asked = {"full": full, "depth": depth, "focus": focus, **options}
-    artist = _Artist(flow, asked, timeout, coarse_limit)
+    artist = _Artist(flow, options, direction, timeout, coarse_limit)
     pictures = artist.pictures()
-    style = f"{_colours(artist.colours)}{_part('page.css')}"
+    style = f"{colour_rules(artist.colours)}{_part('page.css')}"
     script = _part("page.js")
-    facts = {"looks": _looks(), **page_facts(flow, pictures)}
+    facts = {"looks": _looks(direction), **page_facts(flow, pictures)}
     text = _PAGE.format(
         policy=_POLICY.format(style=_digest(style), script=_digest(script)),
         title=escape(printable(title)),
+        theme=f' data-theme="{theme}"' if theme else "",
         icon=_icon(),
         style=style,
         pictures="\n".join(picture.svg for picture in pictures),
@@ -169,7 +172,8 @@ def _data(facts: Mapping[str, Any]) -> str:
 
 def _icon() -> str:
     """Return a small picture for the browser's tab: an arrow that was cut."""
-    ink, cut = _REACHED_INK[1:], dot._CUT_INK[1:]
+    theme = THEMES["light"]
+    ink, cut = theme.ink[1:], theme.cut_ink[1:]
     return (
         "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath"
         f" d='M8 1v5M8 10v5' stroke='%23{ink}' stroke-width='2.5'/%3E%3Cpath d='M3 10l4-4M9 10l4-4'"
@@ -184,10 +188,17 @@ class _Artist:
     """Draws one trace in several ways."""
 
     def __init__(
-        self, flow: Flow, asked: Mapping[str, Any], timeout: float, coarse_limit: int
+        self,
+        flow: Flow,
+        asked: Mapping[str, Any],
+        direction: str,
+        timeout: float | None,
+        coarse_limit: int,
     ) -> None:
         self._flow = flow
         self._asked = asked
+        self._part = {key: value for key, value in asked.items() if key not in _DETAILS}
+        self._direction = direction
         self._timeout = timeout
         self._coarse_limit = coarse_limit
         self._seen: set[object] = set()
@@ -208,36 +219,37 @@ class _Artist:
     def _first(self) -> Picture:
         scene = self._scene(self._asked)
         self._is_new(scene)
+        warn_of_long_work(len(scene.boxes), len(scene.arrows))
         try:
             return self._drawn(scene, "p0", self._label(), self._timeout)
         except TimeoutError as error:
             note = f"Drawn coarser than asked: for the finer picture {error}."
-        focus = self._asked["focus"]
-        scene = self._scene({"focus": focus, "limit": self._coarse_limit, "notes": (note,)})
+        scene = self._scene({**self._part, "limit": self._coarse_limit, "notes": (note,)})
         try:
             return self._drawn(scene, "p0", "Coarse", self._timeout)
         except TimeoutError as error:
             raise LayoutError(
                 f"{error} to lay out even a coarse picture of these {len(self._flow.nodes):,}"
-                " nodes. Draw one tensor's story (focus=), allow more time (timeout=), or export"
+                " nodes. Draw one tensor's story (only=), allow more time (timeout=), or export"
                 " to .json."
             ) from None
 
     def _label(self) -> str:
-        if self._asked["full"]:
+        if self._asked.get("full"):
             return _EVERYTHING
-        return "Automatic" if self._asked["depth"] is None else _levels(self._asked["depth"])
+        depth = self._asked.get("depth")
+        return "Automatic" if depth is None else _levels(depth)
 
     def _others(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
         """Yield other ways to draw, the most useful first: number, label, options."""
-        story = {name: self._asked[name] for name in ("focus", "limit") if self._asked.get(name)}
         deepest = max((len(facts["module"].split(".")) for facts in self._modules()), default=0)
-        if self._asked["full"] or self._asked["depth"] is not None:
-            yield 1, "Automatic", story
+        if self._label() != "Automatic":
+            limit = {"limit": self._asked["limit"]} if "limit" in self._asked else {}
+            yield 1, "Automatic", {**self._part, **limit}
         if len(self._flow.nodes) <= _MOST_NODES:
-            yield 2, _EVERYTHING, {**story, "full": True}
+            yield 2, _EVERYTHING, {**self._part, "full": True}
         for depth in range(1, min(deepest, _DEPTHS) + 1):
-            options = {**story, "depth": depth, "limit": _MOST_BOXES}
+            options = {**self._part, "depth": depth, "limit": _MOST_BOXES}
             yield 2 + depth, _levels(depth), options
 
     def _modules(self) -> Iterator[Mapping[str, Any]]:
@@ -256,14 +268,15 @@ class _Artist:
     def _tried(self, scene: Scene, key: str, label: str, room: int) -> Iterator[Picture]:
         """Yield a picture that was not asked for, unless it takes too much time or room."""
         try:
-            picture = self._drawn(scene, key, label, min(self._timeout, _PATIENCE))
+            picture = self._drawn(scene, key, label, min(self._timeout or _PATIENCE, _PATIENCE))
         except TimeoutError:
             return
         if len(picture.svg) <= room:
             yield picture
 
-    def _drawn(self, scene: Scene, key: str, label: str, timeout: float) -> Picture:
-        picture, colours = draw(self._flow.graph, scene, key, label, timeout=timeout)
+    def _drawn(self, scene: Scene, key: str, label: str, timeout: float | None) -> Picture:
+        graph, direction = self._flow.graph, self._direction
+        picture, colours = draw(graph, scene, key, label, direction=direction, timeout=timeout)
         self.colours |= colours
         return picture
 
@@ -277,110 +290,15 @@ def _levels(depth: int) -> str:
 
 # -- looks -----------------------------------------------------------------------------------------
 
-_REACHED_INK: Final = dot._REACHED
 
-
-def _looks() -> dict[str, Any]:
+def _looks(direction: str) -> dict[str, Any]:
     """Return signs and words that the script takes from the tables of the other formats."""
     return {
-        "signs": {str(status): dot._SIGNS[status] for status in Status},
+        "direction": direction,
+        "signs": {str(status): SIGNS[status] for status in Status},
         "words": {str(status): status.replace("_", " ") for status in Status},
-        "cut": dot._CUT_SIGN,
-        "escape": dot._BOX_SIGNS[Kind.ESCAPE],
-        "legend": {str(sample): dot._LEGEND[sample] for sample in Sample},
+        "cut": CUT_SIGN,
+        "escape": BOX_SIGNS[Kind.ESCAPE],
+        "legend": {str(sample): _LEGEND[sample] for sample in Sample},
         "kinds": {str(kind): kind.replace("_", " ").strip() for kind in CutKind},
     }
-
-
-def _colours(drawn: set[str]) -> str:
-    """Return the palette as a style sheet: what stands light by day stands dark by night."""
-    named = _named_colours()
-    shades = {f"c-{colour[1:]}": colour for colour in sorted(drawn)} | named
-    light = "".join(f"--{name}:{colour};" for name, colour in shades.items())
-    dark = "".join(f"--{name}:{_dark(colour)};" for name, colour in shades.items())
-    rules = "".join(
-        f".f-{colour[1:]}{{fill:var(--c-{colour[1:]})}}.s-{colour[1:]}{{stroke:var(--c-{colour[1:]})}}"
-        for colour in sorted(drawn)
-    )
-    return (
-        f":root{{color-scheme:light;{light}}}"
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light])"
-        f"{{color-scheme:dark;{dark}}}}}"
-        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}{rules}{_strokes()}"
-    )
-
-
-def _named_colours() -> dict[str, str]:
-    """Return the colours of the page itself, all from the tables of `dot.py`."""
-    looks = {"op": dot._LOOKS[Kind.OP], "leaf": dot._LOOKS[Kind.LEAF], "root": dot._ROOT}
-    looks |= {str(kind): dot._LOOKS[kind] for kind in Kind}
-    looks |= {f"is-{status}": dot._LEAVES.get(status, dot._LOOKS[Kind.LEAF]) for status in Status}
-    named: dict[str, str] = {}
-    for name, look in looks.items():
-        named |= {f"{name}-fill": look.fill, f"{name}-ink": look.ink}
-        named |= {f"{name}-grey": look.grey, f"{name}-line": look.line}
-    for sample, stroke in dot._STROKES.items():
-        named[f"stroke-{sample.replace(' ', '-')}"] = stroke.colour
-    return named | {
-        "paper": dot._GRAPH["bgcolor"],
-        "panel": dot._FRAME_FILL,
-        "rule": dot._FRAME_LINE,
-        "grey": dot._PAPER_GREY,
-        "ink": dot._REACHED,
-        "cut-text": dot._CUT_INK,
-    }
-
-
-def _strokes() -> str:
-    """Return how arrows are drawn, by class, so that the script can change them."""
-    rules = ""
-    for sample, stroke in dot._STROKES.items():
-        name = sample.replace(" ", "-")
-        dashes = "5 3" if stroke.dashed else "none"
-        rules += (
-            f".{name}{{--stroke:var(--stroke-{name})}}"
-            f".{name}>path{{stroke-width:{stroke.width:g};stroke-dasharray:{dashes}}}"
-        )
-    return rules
-
-
-def _dark(colour: str) -> str:
-    """Return a colour's counterpart on dark paper: its hue, with its lightness turned over.
-
-    Source: B. Ottosson, "A perceptual color space for image processing" (Oklab), 2020.
-    """
-    lightness, a, b = _to_oklab(colour)
-    turned = min(0.96, 1.19 - 1.0 * lightness)
-    return _from_oklab(turned, a, b)
-
-
-def _to_oklab(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (_linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
-    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
-    medium = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
-    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
-    return (
-        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
-        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
-        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
-    )
-
-
-def _from_oklab(lightness: float, a: float, b: float) -> str:
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    linear = (
-        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
-    )
-    return "#" + "".join(f"{round(255 * _gamma(min(max(c, 0.0), 1.0))):02x}" for c in linear)
-
-
-def _linear(channel: float) -> float:
-    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
-
-
-def _gamma(channel: float) -> float:
-    return 12.92 * channel if channel <= 0.0031308 else 1.055 * channel ** (1 / 2.4) - 0.055

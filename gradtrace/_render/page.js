@@ -105,7 +105,7 @@
     here.view = { x: size.x + size.width / 2, y: size.y + size.height / 2, scale: Math.min(fitScale(here), 1.6) };
     show();
   }
-  // A tall picture begins at its top, at a size that can be read.
+  // A tall picture begins at its top, one that goes to the right at its left, both legible.
   function begin() {
     const here = picture();
     fit();
@@ -115,6 +115,8 @@
     here.view.scale = scale;
     const half = room.height / scale / 2;
     if (here.size.height > 2 * half) here.view.y = here.size.y + half;
+    const across = room.width / scale / 2;
+    if (looks.direction === "LR" && here.size.width > 2 * across) here.view.x = here.size.x + across;
     show();
   }
   function pan(dx, dy) {
@@ -562,6 +564,7 @@
       box.lines ? make("p", {}, box.lines.join(" · ")) : null,
       (box.cuts || []).map((line) => make("p", { class: "warn" }, `${looks.cut} ${line}`)),
       box.hint && box.hint !== box.title ? make("p", { class: "sub" }, box.hint) : null,
+      box.times ? make("p", { class: "quiet" }, `Drawn once for ${box.times.toLocaleString("en")} modules that are alike.`) : null,
       ...section("Inside", listed(inside), box.count > inside.length ? make("p", { class: "quiet" }, `and ${box.count - inside.length} that the page leaves out`) : null),
     ].flat();
   }

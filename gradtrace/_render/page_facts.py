@@ -291,6 +291,7 @@ class _Collector:
             frame=printable(box.frame),
             nodes=[node for node in box.nodes if node in known],
             count=len(box.nodes),
+            times=box.times if box.times > 1 else None,
         )
 
     def _arrow(self, arrow: Arrow, edges: Sequence[Edge]) -> list[Any]:

@@ -17,12 +17,12 @@ import networkx as nx
 
 from gradtrace._render.dot import scene_to_dot
 from gradtrace._render.layout import lay_out
+from gradtrace._render.page_colours import MARKED, NAMES
 from gradtrace._render.scene import Arrow, Box, Kind, Scene, arrow_sample
 from gradtrace._render.selection import carries_data
 from gradtrace._render.wording import printable, shorten
 
 _SVG = "{http://www.w3.org/2000/svg}"
-_COLOUR = re.compile(r"#[0-9a-f]{6}")
 _NUMBERS = re.compile(r"[\d\s.,eMCLmcl-]+")
 # Elements that are written anew, with those attributes that say where and how large.
 _SHAPES: Mapping[str, Sequence[str]] = {
@@ -58,16 +58,23 @@ class Picture:
 
 
 def draw(
-    graph: nx.MultiDiGraph, scene: Scene, key: str, label: str, *, timeout: float
+    graph: nx.MultiDiGraph,
+    scene: Scene,
+    key: str,
+    label: str,
+    *,
+    direction: str = "TB",
+    timeout: float | None,
 ) -> tuple[Picture, set[str]]:
-    """Return a picture of a scene, and the colours that its classes name.
+    """Return a picture of a scene, and the colours that its classes name (see `page_colours`).
 
     Raises:
         LayoutError: There is no layout program, or it failed.
         TimeoutError: It took too long.
     """
     bare = replace(scene, legend=(), notes=())  # the page has them as text
-    found = ElementTree.fromstring(lay_out(scene_to_dot(bare), "svg", timeout=timeout))
+    text = scene_to_dot(bare, direction=direction, theme=MARKED)
+    found = ElementTree.fromstring(lay_out(text, "svg", boxes=len(scene.boxes), timeout=timeout))
     originals = _originals(graph, scene)
     writer = _Writer(scene, key, label)
     svg = writer.write(found)
@@ -159,9 +166,9 @@ class _Writer:
     def _paints(self, shape: Element) -> Iterator[str]:
         for prefix, name in (("f", "fill"), ("s", "stroke")):
             value = (shape.get(name) or "").lower()
-            if _COLOUR.fullmatch(value):
-                self.colours.add(value)
-                yield f"{prefix}-{value[1:]}"
+            if value in NAMES:
+                self.colours.add(NAMES[value])
+                yield f"{prefix}-{NAMES[value]}"
             elif name == "fill" and value in {"none", "transparent"}:
                 yield "f-none"
 
@@ -224,7 +231,8 @@ def _box_label(box: Box) -> str:
     """Return what a screen reader says of a box."""
     verdict = box.status.replace("_", " ") if box.status else ""
     cuts = [f"cut inside: {line}" for line in box.cuts]
-    parts = (str(box.kind), box.title, *box.lines, verdict, box.passes, *cuts)
+    times = f"{box.times:,} times" if box.times > 1 else ""
+    parts = (str(box.kind), box.title, times, *box.lines, verdict, box.passes, *cuts)
     return printable(", ".join(filter(None, parts)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
@@ -12,9 +12,11 @@ from typing import Any
 import networkx as nx
 
 from gradtrace._records import Status
-from gradtrace._render.grouping import Groups, Plan, group, module_of, path_parts
-from gradtrace._render.selection import Analysis, View, ancestors, carries_data, parent, select
+from gradtrace._render.grouping import Form, Group, Grouping, group
+from gradtrace._render.repeats import Repeats
+from gradtrace._render.selection import Analysis, View, ancestors, parent, select
 from gradtrace._render.wording import (
+    columns,
     many,
     name_text,
     node_hint,
@@ -28,10 +30,12 @@ from gradtrace._render.wording import (
     shorten,
 )
 
-LIMIT = 100  # boxes in which a person still finds the way
+LIMIT = 80  # boxes in which a person still finds the way
 USES = 20  # arrows out of one box: dot takes seconds for 100 and minutes for 200
 _USES_OF_A_COPY = 10
 _PLACES_SHOWN = 3
+_STEPS_SHOWN = 5
+_NAMES_SHOWN = 3
 _CODE_WIDTH = 36
 _OP_WIDTH = 34
 _RESULT_WIDTH = 28  # a variable's name before its op
@@ -80,7 +84,10 @@ class Box:
         roots: Backward passes that start here.
         passes: In words the passes that reached a leaf, or that all solid arrows of the box agree
             on; "" in a trace of fewer than two.
+        times: How many modules that are alike are drawn as the one around it; its title and lines
+            are those of one. 1 for a collapsed module, which counts what is in all of them.
         frame: Dotted path of the module around it, "" outside any.
+        module: Dotted path of the module that is collapsed into it, "" for other boxes.
         nodes: Nodes of the graph that it stands for; none for a copy.
         hint: What is known of its place in the program.
     """
@@ -94,7 +101,9 @@ class Box:
     status: Status | None = None
     roots: tuple[int, ...] = ()
     passes: str = ""
+    times: int = 1
     frame: str = ""
+    module: str = ""
     nodes: tuple[int, ...] = ()
     hint: str = ""
 
@@ -109,6 +118,8 @@ class Arrow:
         reached: Passes in which a gradient came back along it; solid where there are some.
         plain: Whether it is dashed because no leaf that wants a gradient flows into it.
         label: Name of the tensor, "" where it has none or its box says it already.
+        back: Whether it leads to a repeat of something drawn above: the next of a run of modules,
+            the next step of a loop.
         passes: The same passes in words, "" in a trace of fewer than two, and where a box at
             either end says it for all its arrows.
     """
@@ -117,6 +128,7 @@ class Arrow:
     head: int
     reached: tuple[int, ...]
     plain: bool = False
+    back: bool = False
     label: str = ""
     passes: str = ""
 
@@ -127,11 +139,14 @@ class Frame:
 
     Attributes:
         path: Dotted path, as in `Box.frame`.
+        title: What to call it inside the frame around; of modules that are alike their numbers
+            and how many they are.
         boxes: Boxes that lie in it and in no frame inside it.
         frames: Modules inside it.
     """
 
     path: str
+    title: str
     boxes: tuple[int, ...]
     frames: tuple[Frame, ...]
 
@@ -161,7 +176,8 @@ def build_scene(
     *,
     full: bool = False,
     depth: int | None = None,
-    focus: str | None = None,
+    only: str | None = None,
+    gradient_graph_only: bool = False,
     limit: int = LIMIT,
     notes: Iterable[str] = (),
 ) -> Scene:
@@ -172,38 +188,50 @@ def build_scene(
         analysis: Of the same graph.
         full: Draw every node in a box of its own.
         depth: Levels of modules to draw open; None for as many as fit.
-        focus: Name of a tensor: draw only what its data flows into.
+        only: Name of a tensor: draw only its ways to the roots, and to what cuts them.
+        gradient_graph_only: Leave out what no gradient can come to.
         limit: Number of boxes above which modules collapse and repeats fold.
         notes: Sentences to show before the scene's own.
 
     Raises:
-        UnknownNameError: `focus` names nothing in this graph.
+        UnknownNameError: `only` names nothing in this graph.
     """
-    view = select(graph, analysis, full=full, focus=focus)
-    plan, groups = group(view, limit, full=full, depth=depth)
-    boxes = tuple(_box(view, plan, key, nodes) for key, nodes in groups.items())
+    view = select(graph, analysis, full=full, only=only, gradient_graph_only=gradient_graph_only)
+    grouping = group(view, limit, full=full, depth=depth)
+    boxes = tuple(_box(view, grouping, members) for members in grouping.groups)
     boxes, arrows = _copy_busy(view, boxes, tuple(_arrows(view, boxes)))
-    boxes, arrows = _tell_passes(view, tuple(_unframed(boxes)), arrows)
+    boxes, arrows = _tell_passes(view, tuple(_unframed(boxes, grouping.repeats)), arrows)
+    why = _why_left_out(only, gradient_graph_only)
     return Scene(
         boxes=boxes,
         arrows=arrows,
-        frame=_frames(boxes),
+        frame=_frames(boxes, grouping.repeats),
         legend=tuple(_legend(boxes, arrows)),
-        notes=(*notes, *_pass_notes(analysis), *_notes(view, groups, focus)),
+        notes=(*notes, *_pass_notes(analysis), *_notes(view, grouping, why)),
     )
 
 
-def _box(view: View, plan: Plan, key: Hashable, nodes: Sequence[int]) -> Box:
-    frame = ".".join(path_parts(view.modules[nodes[0]])[: plan.depth])
-    if len(nodes) == 1:
-        box = _single(view, nodes[0], frame)
-    elif (path := module_of(key)) is not None:
-        box = _module(view, path, nodes)
+def _box(view: View, grouping: Grouping, members: Group) -> Box:
+    frame = parent(members.path) if members.form is Form.MODULE else members.path
+    if members.form is Form.MODULE:
+        box = _module(view, grouping.repeats, members)
+    elif members.form is Form.CHAIN:
+        box = _chain(view, members.shown, frame)
+    elif members.form is Form.SINGLE:
+        box = _single(view, members.shown[0], frame)
     else:
-        box = _repeat(view, nodes, frame)
-    verdicts = _verdicts(view, nodes)
-    counted = tuple((status, verdicts[status]) for status in Status if verdicts[status])
-    return replace(box, verdicts=counted, frame=frame, nodes=tuple(nodes))
+        box = _several(view, members.shown, frame)
+    verdicts = _verdicts(view, members.nodes)
+    times = len(members.nodes) // len(members.shown) if members.form is not Form.MODULE else 1
+    if times > 1 and not frame:  # data from outside that each of the modules takes
+        box = replace(box, title=box.title + _times(times))
+    return replace(
+        box,
+        verdicts=tuple((status, verdicts[status]) for status in Status if verdicts[status]),
+        times=times,
+        frame=frame,
+        nodes=members.nodes,
+    )
 
 
 def _verdicts(view: View, nodes: Iterable[int]) -> Counter[Status]:
@@ -269,25 +297,57 @@ def _blamed(data: Mapping[str, Any]) -> str:
     return f"{at}, called from {caller}" if caller and caller != at else at
 
 
-def _module(view: View, path: str, nodes: Sequence[int]) -> Box:
-    siblings = _siblings(view, path, nodes)
-    leaves = _verdicts(view, nodes)
-    ops = sum(view.nodes[node]["kind"] == "op" for node in nodes)
+def _module(view: View, repeats: Repeats, members: Group) -> Box:
+    leaves = _verdicts(view, members.nodes)
+    ops = sum(view.nodes[node]["kind"] == "op" for node in members.nodes)
     facts = _count_leaves(leaves), many(ops, "op") if ops else ""
     return Box(
-        id=nodes[0],
+        id=members.nodes[0],
         kind=Kind.GROUP,
-        title=name_text(path if siblings == 1 else f"{parent(path)}.#") + _times(siblings),
+        title=_module_title(repeats, members.path, parent(members.path)),
         lines=tuple(filter(None, facts)),
-        cuts=tuple(_cuts_inside(view, nodes)),
-        hint=printable(path),
+        cuts=tuple(_cuts_inside(view, members.nodes)),
+        module=members.path,
+        hint=printable(members.path),
     )
 
 
-def _siblings(view: View, path: str, nodes: Iterable[int]) -> int:
-    """Return how many modules like one at a path share its box."""
-    level = path.count(".") + 1
-    return len({tuple(path_parts(view.modules[node])[:level]) for node in nodes})
+def _module_title(repeats: Repeats, path: str, frame: str) -> str:
+    """Return what a module is called in a frame; an item of a list never by its number alone."""
+    inside = path.removeprefix(f"{frame}.") if frame else path
+    if inside.isdecimal() and frame:
+        inside = f"{frame.rpartition('.')[2]}.{inside}"
+    shown = repeats.text(path).split(".")[-len(inside.split(".")) :]
+    return name_text(".".join(shown)) + _times(repeats.times(path))
+
+
+def _chain(view: View, nodes: Sequence[int], frame: str) -> Box:
+    """Return one box for ops in a row, named by the result of the last."""
+    ops = [shorten(view.nodes[node]["op"] or "op", _OP_WIDTH) for node in nodes]
+    if len(ops) > _STEPS_SHOWN:
+        ops[2:-1] = [f"… {len(ops) - 3} more …"]
+    last = view.nodes[nodes[-1]]
+    name = f"{shorten(last['name'], _RESULT_WIDTH)} = " if last["name"] else ""
+    steps = [f"{ops[0]} →", *(f"{op} →" for op in ops[1:-1]), ops[-1]]
+    title, *lines = _wrapped(steps, first=name)
+    return Box(
+        id=nodes[0],
+        kind=Kind.OP,
+        title=title,
+        lines=tuple(lines),
+        hint=node_hint(last) or frame,
+    )
+
+
+def _wrapped(words: Sequence[str], first: str) -> Iterator[str]:
+    """Yield lines of words, each at most so wide as a box should be."""
+    line = first
+    for word in words:
+        if line and line != first and columns(line) + columns(word) > _OP_WIDTH:
+            yield line.rstrip()
+            line = ""
+        line += f"{word} "
+    yield line.rstrip()
 
 
 def _count_leaves(leaves: Counter[Status]) -> str:
@@ -310,23 +370,30 @@ def _cuts_inside(view: View, nodes: Iterable[int]) -> Iterator[str]:
         yield f"{len(places) - _PLACES_SHOWN:,} more"
 
 
-def _repeat(view: View, nodes: Sequence[int], frame: str) -> Box:
+def _several(view: View, nodes: Sequence[int], frame: str) -> Box:
     """Return one box for leaves that are alike, or for what one line of source did."""
     first = view.nodes[nodes[0]]
     kind = _kind(first)
-    titles = {_repeat_title(view.nodes[node], frame) for node in nodes}
-    alone = titles.pop() if len(titles) == 1 else ""
+    titles = list(dict.fromkeys(_repeat_title(view.nodes[node], frame) for node in nodes))
     roots = tuple(sorted(index for node in nodes for index in view.nodes[node]["root_of"]))
-    lines = (*_repeat_lines(view, kind, nodes, frame), _root_text(view, roots))
+    lines = (*_repeat_lines(view, kind, nodes, titles), _root_text(view, roots))
     return Box(
         id=nodes[0],
-        kind=Kind.GROUP if kind is Kind.OP and not alone else kind,
-        title=alone + _times(len(nodes)) if alone else many(len(nodes), *_NOUNS[kind]),
+        kind=Kind.GROUP if kind is Kind.OP and len(titles) > 1 else kind,
+        title=_common_title(kind, titles, len(nodes)),
         lines=tuple(filter(None, lines)),
         status=view.status.get(nodes[0]),
         roots=roots,
         hint=node_hint(first),
     )
+
+
+def _common_title(kind: Kind, titles: Sequence[str], number: int) -> str:
+    if len(titles) == 1:
+        return titles[0] + _times(number)
+    named = ", ".join(titles)
+    are_named = kind in {Kind.LEAF, Kind.INPUT} and len(titles) == number <= _NAMES_SHOWN
+    return named if are_named and columns(named) <= _OP_WIDTH else many(number, *_NOUNS[kind])
 
 
 _NOUNS: Mapping[Kind, tuple[str, str]] = {
@@ -343,10 +410,16 @@ def _repeat_title(data: Mapping[str, Any], frame: str) -> str:
     return _title({**data, "name": None} if data["op"] else data, frame)
 
 
-def _repeat_lines(view: View, kind: Kind, nodes: Sequence[int], frame: str) -> Iterator[str]:
+def _repeat_lines(
+    view: View, kind: Kind, nodes: Sequence[int], titles: Sequence[str]
+) -> Iterator[str]:
     if kind in {Kind.LEAF, Kind.INPUT}:
-        first, last = (_title(view.nodes[node], frame) for node in (nodes[0], nodes[-1]))
-        yield shorten(f"{first} … {last}") if first != last else ""
+        if "," not in (named := _common_title(kind, titles, len(nodes))):
+            yield shorten(f"{titles[0]} … {titles[-1]}") if len(titles) > 1 else ""
+        shapes = [view.nodes[node]["shape"] for node in nodes]
+        different = list(dict.fromkeys(map(shape_text, filter(None, shapes))))
+        if len(different) <= _NAMES_SHOWN and (len(different) == 1 or "," in named):
+            yield shorten(", ".join(different))
         return
     ops = Counter(view.nodes[node]["op"] or "op" for node in nodes)
     if kind is Kind.OP and len(ops) > 1:
@@ -374,8 +447,8 @@ def _arrows(view: View, boxes: Iterable[Box]) -> Iterator[Arrow]:
     owner = {node: box for box in boxes for node in box.nodes}
     alike: defaultdict[tuple[int, int, object], list[Mapping[str, Any]]] = defaultdict(list)
     wanted: set[tuple[int, int, object]] = set()
-    for tail, head, edge in view.graph.edges(view.nodes, data=True):
-        if head in owner and owner[tail] is not owner[head] and _is_shown(view, tail, edge):
+    for tail, head, edge in view.edges:
+        if owner[tail] is not owner[head]:
             key = _arrow_key(owner[tail], owner[head], edge)
             alike[key].append(edge)
             if edge["reached"] or tail in view.wanting:
@@ -383,10 +456,6 @@ def _arrows(view: View, boxes: Iterable[Box]) -> Iterator[Arrow]:
     named = {box.id: _names(view, box) for box in boxes}
     for key, edges in alike.items():
         yield _arrow(*key[:2], edges, named[key[0]], plain=key not in wanted)
-
-
-def _is_shown(view: View, tail: int, edge: Mapping[str, Any]) -> bool:
-    return carries_data(edge) or bool(view.nodes[tail]["cut"])
 
 
 def _arrow_key(tail: Box, head: Box, edge: Mapping[str, Any]) -> tuple[int, int, object]:
@@ -416,6 +485,7 @@ def _arrow(
         head=head,
         reached=reached,
         plain=plain,
+        back=tail > head,
         label=shorten(name, 24) if name and name not in said else "",
     )
 
@@ -489,7 +559,7 @@ def _with_passes(box: Box, passes: tuple[int, ...], total: int) -> Box:
     return replace(box, passes=passes_phrase(passes, total))
 
 
-def _unframed(boxes: Sequence[Box]) -> Iterator[Box]:
+def _unframed(boxes: Sequence[Box], repeats: Repeats) -> Iterator[Box]:
     """Take an op that is alone in a module, such as an activation, out of that module's frame.
 
     So are calls of the same op, where no leaf is with them.
@@ -501,11 +571,14 @@ def _unframed(boxes: Sequence[Box]) -> Iterator[Box]:
     for box in boxes:
         frame = box.frame
         if box.kind not in {Kind.LEAF, Kind.INPUT}:  # their titles leave the frame's path out
-            frame = next((path for path in ancestors(frame) if len(inside[path]) > 1), "")
-        yield replace(box, frame=frame)
+            kept = (path for path in ancestors(frame) if len(inside[path]) > 1)
+            frame = next((path for path in ancestors(frame) if path in repeats.runs), "")
+            frame = next((path for path in kept if path.startswith(frame)), frame)
+        title = _module_title(repeats, box.module, frame) if box.module else box.title
+        yield replace(box, title=title, frame=frame)
 
 
-def _frames(boxes: Iterable[Box]) -> Frame:
+def _frames(boxes: Iterable[Box], repeats: Repeats) -> Frame:
     """Return the tree of frames; one that holds a single frame and no box is left out."""
     members: defaultdict[str, list[int]] = defaultdict(list)
     children: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -513,15 +586,21 @@ def _frames(boxes: Iterable[Box]) -> Frame:
         members[box.frame].append(box.id)
         for path in ancestors(box.frame):
             children[parent(path)][path] = None
-    return _frame("", members, children)
+    return _frame("", "", members, children, repeats)
 
 
 def _frame(
-    path: str, members: Mapping[str, Sequence[int]], children: Mapping[str, Iterable[str]]
+    path: str,
+    around: str,
+    members: Mapping[str, Sequence[int]],
+    children: Mapping[str, Iterable[str]],
+    repeats: Repeats,
 ) -> Frame:
-    inside = tuple(_frame(child, members, children) for child in children.get(path, ()))
-    boxes = tuple(members.get(path, ()))
-    return inside[0] if path and not boxes and len(inside) == 1 else Frame(path, boxes, inside)
+    boxes, modules = tuple(members.get(path, ())), list(children.get(path, ()))
+    if path and not boxes and len(modules) == 1 and repeats.times(path) == 1:
+        return _frame(modules[0], around, members, children, repeats)
+    inside = (_frame(module, path, members, children, repeats) for module in modules)
+    return Frame(path, _module_title(repeats, path, around), boxes, tuple(inside))
 
 
 def _legend(boxes: Iterable[Box], arrows: Iterable[Arrow]) -> Iterator[Sample]:
@@ -540,18 +619,29 @@ def arrow_sample(arrow: Arrow) -> Sample:
     return Sample.PLAIN if arrow.plain else Sample.NOT_REACHED
 
 
-def _notes(view: View, groups: Groups, focus: str | None) -> Iterator[str]:
+def _why_left_out(only: str | None, gradient_graph_only: bool) -> str:
+    if only is not None:
+        return f"they lie on no way from {shorten(only)} to a root"
+    return "no gradient comes there" if gradient_graph_only else "they lead to no root"
+
+
+def _notes(view: View, grouping: Grouping, why_left_out: str) -> Iterator[str]:
     """Yield what a reader would otherwise miss without a word."""
-    shared = {key: len(nodes) for key, nodes in groups.items() if len(nodes) > 1}
-    modules = [key for key in shared if module_of(key) is not None]
-    if modules:
+    by_form = {form: [g for g in grouping.groups if g.form is form] for form in Form}
+    if by_form[Form.MODULE]:
         yield "Modules are collapsed into one box each; depth= or full=True opens them."
-    if repeats := sum(shared.values()) - sum(shared[key] for key in modules):
-        yield f"{repeats:,} repeats are drawn together by line or name; full=True draws each."
-    ops = (node for node, kind in view.graph.nodes(data="kind") if kind == "op")
-    if left_out := sum(node not in view.nodes for node in ops):
-        reason = f"nothing flows there from {shorten(focus)}" if focus else "they lead to no root"
-        yield f"{many(left_out, 'op')} not drawn: {reason}."
+    if folded := sum(map(grouping.repeats.times, grouping.repeats.runs)):
+        yield f"{folded:,} repeated modules that are alike are drawn as one of each run (× …)."
+    if chains := sum(len(g.shown) for g in by_form[Form.CHAIN]):
+        yield f"{chains:,} ops are drawn in rows (→); full=True draws each."
+    if alike := sum(len(g.shown) for g in by_form[Form.ALIKE]):
+        yield f"{alike:,} nodes are drawn together by line or name; full=True draws each."
+    kinds = Counter(kind for node, kind in view.graph.nodes(data="kind") if node not in view.nodes)
+    left_out = [many(kinds["op"], "op")] if kinds["op"] else []
+    if kinds["leaf"] and why_left_out != _why_left_out(None, False):
+        left_out.append(many(kinds["leaf"], "leaf", "leaves"))
+    if left_out:
+        yield f"{' and '.join(left_out)} not drawn: {why_left_out}."
 
 
 def _pass_notes(analysis: Analysis) -> Iterator[str]:

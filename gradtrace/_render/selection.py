@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,8 @@ import networkx as nx
 
 from gradtrace._errors import UnknownNameError, nearest
 from gradtrace._records import BackwardPass, Cut, Gradient, Leaf, Status
+
+DrawnEdge = tuple[int, int, Mapping[str, Any]]
 
 _SOURCES = frozenset({"leaf", "input"})
 
@@ -51,6 +53,7 @@ class View:
         modules: Dotted path of the module that each node lies in, "" outside any.
         wanting: Nodes that a leaf which wants a gradient flows into, such leaves included. Of all
             others no gradient is to be expected.
+        edges: What is drawn between the nodes: (producer, consumer, attributes).
     """
 
     graph: nx.MultiDiGraph
@@ -58,10 +61,16 @@ class View:
     status: Mapping[int, Status]
     modules: Mapping[int, str]
     wanting: Collection[int]
+    edges: Sequence[DrawnEdge]
 
 
 def select(
-    graph: nx.MultiDiGraph, analysis: Analysis, *, full: bool = False, focus: str | None = None
+    graph: nx.MultiDiGraph,
+    analysis: Analysis,
+    *,
+    full: bool = False,
+    only: str | None = None,
+    gradient_graph_only: bool = False,
 ) -> View:
     """Return the part of a graph that answers where gradients went.
 
@@ -72,18 +81,49 @@ def select(
         graph: The whole graph.
         analysis: Of the same graph.
         full: Take every node.
-        focus: Name of a tensor: take only what its data flows into.
+        only: Name of a tensor: take only its ways to the roots, and to what cuts them.
+        gradient_graph_only: Leave out what no gradient can come to: data, frozen leaves, and what
+            is made of these or lies behind a cut.
 
     Raises:
-        UnknownNameError: `focus` names nothing in this graph.
+        UnknownNameError: `only` names nothing in this graph.
     """
-    drawn = set(graph) if full or not _has_root(graph) else _of_interest(graph, analysis)
-    if focus is not None:
-        drawn &= _story(graph, analysis, focus)
+    if only is not None:
+        drawn = _story(graph, analysis, only)
+    else:
+        drawn = set(graph) if full or not _has_root(graph) else _of_interest(graph, analysis)
+    if gradient_graph_only:
+        drawn &= _gradient_graph(graph, analysis)
     judged = _judged(graph, analysis)
     nodes = {node: judged.get(node, graph.nodes[node]) for node in sorted(drawn)}
     status = {leaf.node: leaf.status for leaf in analysis.leaves if leaf.node in nodes}
-    return View(graph, nodes, status, _modules(nodes), _wanting(graph, analysis))
+    edges = tuple(_drawn_edges(graph, nodes))
+    return View(graph, nodes, status, _modules(nodes), _wanting(graph, analysis), edges)
+
+
+def _drawn_edges(
+    graph: nx.MultiDiGraph, nodes: Mapping[int, Mapping[str, Any]]
+) -> Iterator[DrawnEdge]:
+    """Yield edges between drawn nodes; a write into another tensor only where it is a cut."""
+    for tail, head, edge in graph.edges(nodes, data=True):
+        if head in nodes and (carries_data(edge) or nodes[tail]["cut"]):
+            yield tail, head, edge
+
+
+def _gradient_graph(graph: nx.MultiDiGraph, analysis: Analysis) -> set[int]:
+    """Return leaves that require grad, and what they lead to up to the cuts.
+
+    Behind a cut it goes on where a gradient came through it all the same, from another input.
+    """
+    cuts = {cut.node for cut in analysis.cuts}
+
+    def heads(node: int) -> Iterator[int]:
+        if node not in cuts or graph.nodes[node]["reached"]:
+            edges = graph.out_edges(node, data=True)
+            yield from (head for _, head, edge in edges if carries_data(edge))
+
+    found = _closure((leaf.node for leaf in analysis.leaves if leaf.requires_grad), heads)
+    return found | {node for node, passes in graph.nodes(data="root_of") if passes}
 
 
 def _wanting(graph: nx.MultiDiGraph, analysis: Analysis) -> set[int]:
@@ -126,7 +166,11 @@ def _ways_to_cuts(graph: nx.MultiDiGraph, analysis: Analysis) -> set[int]:
     blocked = {name for cut in cuts for name in cut.blocked}
     leaves = {leaf.node for leaf in analysis.leaves if leaf.name in blocked}
     stops = {cut.node for cut in cuts}
-    return stops | _after(graph, leaves) & _before(graph, stops)
+    return _between(graph, leaves, stops) | stops
+
+
+def _between(graph: nx.MultiDiGraph, starts: Iterable[int], ends: Iterable[int]) -> set[int]:
+    return _after(graph, starts) & _before(graph, ends)
 
 
 def _sources_taken_by(graph: nx.MultiDiGraph, drawn: Collection[int]) -> list[int]:
@@ -137,16 +181,20 @@ def _sources_taken_by(graph: nx.MultiDiGraph, drawn: Collection[int]) -> list[in
 
 
 def _story(graph: nx.MultiDiGraph, analysis: Analysis, name: str) -> set[int]:
-    """Return the nodes of one name and all that their data flows into."""
+    """Return the nodes of one name, their ways to roots, and those to what cuts them elsewhere."""
     starts = [leaf.node for leaf in analysis.leaves if leaf.name == name]
     starts = starts or [node for node, text in graph.nodes(data="name") if text == name]
     if not starts:
         names = {text for _, text in graph.nodes(data="name") if text}
         raise UnknownNameError(
             f"this trace has no tensor named {name!r}.\n{nearest(name, names)}"
-            "All leaves are in trace.leaves; without focus the whole trace is drawn."
+            "All leaves are in trace.leaves; without only= the whole trace is drawn."
         )
-    return _after(graph, starts)
+    story = _after(graph, starts)
+    if _has_root(graph):
+        stops = {cut.node for cut in analysis.cuts if name in cut.blocked}
+        story &= _before(graph, stops.union(analysis.leads_to_root))
+    return story.union(starts)
 
 
 def _after(graph: nx.MultiDiGraph, starts: Iterable[int]) -> set[int]:

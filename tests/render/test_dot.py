@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import networkx as nx
 import pytest
 
-from gradtrace._records import Status
 from gradtrace._render import dot, to_dot
+from gradtrace._render.palette import THEMES
 from gradtrace._render.scene import Kind, Sample, build_scene
 
 from .graphs import TUTORIAL, Sketch, check_gold, detach_then_use_again, hostile, stack_of_layers
@@ -37,45 +38,6 @@ def test_colours_have_six_digits() -> None:
         assert {len(colour) for colour in colours} == {6}
 
 
-LOOKS = [*dot._LOOKS.values(), *dot._LEAVES.values(), dot._ROOT]
-
-
-@pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look.shape} {look.fill}")
-def test_text_has_contrast(look: dot.Look) -> None:
-    """All text in boxes has the contrast that WCAG 2 asks of small text, 4.5 to 1."""
-    assert contrast(look.ink, look.fill) >= 4.5
-    assert contrast(look.grey, look.fill) >= 4.5
-
-
-@pytest.mark.parametrize("ink", [dot._PAPER_GREY, dot._CUT_INK, dot._REACHED])
-def test_text_on_paper_has_contrast(ink: str) -> None:
-    """Legend, notes, frames and the cuts of a module can be read as well."""
-    for paper in ("#ffffff", dot._FRAME_FILL, dot._LOOKS[Kind.GROUP].fill):
-        assert contrast(ink, paper) >= 4.5
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the ratio of relative luminances. Source: WCAG 2.2, success criterion 1.4.3."""
-    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of "#rrggbb". Source: WCAG 2.2, glossary."""
-    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_kinds_differ_without_colour() -> None:
-    """Printed in black and white, kinds differ in shape, and verdicts in their signs."""
-    shapes = [(look.shape, look.style) for look in dot._LOOKS.values()]
-    assert len(set(shapes)) == len(Kind)
-    assert len(set(dot._SIGNS.values())) == len(Status)
-
-
 def test_a_cut_has_a_sign() -> None:
     """A cut is marked by a sign and its own shape, not by colour alone."""
     (line,) = (row for row in to_dot_of_tutorial().splitlines() if "shape=octagon" in row)
@@ -83,17 +45,45 @@ def test_a_cut_has_a_sign() -> None:
     assert "train.py:4" in line
 
 
-def test_each_sample_of_the_legend_is_drawn_like_what_it_explains() -> None:
+@pytest.mark.parametrize("theme", THEMES)
+def test_each_sample_of_the_legend_is_drawn_like_what_it_explains(theme: str) -> None:
     """A sample has the colours of its boxes, the lines of its arrows, and a text."""
+    colours = THEMES[theme]
+    writer = dot._Writer(build_scene(nx.MultiDiGraph(passes=()), Sketch()), colours)
     for sample in Sample:
-        swatch = dot._sample(sample)
+        swatch = writer.sample(sample)
         assert dot._LEGEND[sample] in swatch
         if sample in dot._STROKES:
-            assert swatch.count(dot._STROKES[sample].colour) in {1, 5}  # a line, or five dashes
+            assert swatch.count(colours.arrows[sample]) in {1, 5}  # a line, or five dashes
         elif sample is not Sample.PASSES:
-            look = dot._ROOT if sample is Sample.ROOT else dot._LOOKS[Kind(sample.value)]
+            is_root = sample is Sample.ROOT
+            look = colours.root if is_root else colours.kinds[Kind(sample.value)]
             assert f'COLOR="{look.line}"' in swatch
             assert f'BGCOLOR="{look.fill}"' in swatch
+
+
+def test_direction_theme_and_background() -> None:
+    """What is asked of looks changes nothing else."""
+    sketch = detach_then_use_again()
+    plain = to_dot(sketch.graph, sketch)
+    assert "rankdir=TB" in plain
+    assert to_dot(sketch.graph, sketch, direction="LR") == plain.replace("=TB", "=LR")
+    see_through = to_dot(sketch.graph, sketch, transparent=True)
+    assert see_through == plain.replace('bgcolor="#ffffff"', "bgcolor=transparent")
+    dark = to_dot(sketch.graph, sketch, theme="dark")
+    assert f'bgcolor="{THEMES["dark"].paper}"' in dark
+    assert re.sub("#[0-9a-f]{6}", "", dark) == re.sub("#[0-9a-f]{6}", "", plain)
+
+
+def test_an_arrow_to_a_repeat_above_moves_nothing_down() -> None:
+    """It counts for no rank, or the first of a run would stand below the last."""
+    sketch = stack_of_layers(12)
+    lines = to_dot(sketch.graph, sketch, limit=60).splitlines()
+    back = [line for line in lines if "constraint=false" in line]
+    assert back
+    for line in back:
+        tail, head = re.findall(r"\d+", line)[:2]
+        assert int(tail) > int(head)
 
 
 def to_dot_of_tutorial() -> str:

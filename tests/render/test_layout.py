@@ -8,7 +8,6 @@ import stat
 import struct
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -115,6 +114,16 @@ def test_a_long_picture_is_scaled_to_what_viewers_open() -> None:
     assert max(size(render(sketch.graph, sketch, ".png", full=True))) <= 4_100
 
 
+def test_a_wide_picture_is_drawn_coarser_unless_a_detail_is_asked_for() -> None:
+    """Where the text could not be read within 4,000 pixels, more is folded."""
+    sketch = Sketch()
+    leaves = [sketch.leaf(f"a_rather_long_name_of_a_leaf_{at}") for at in range(36)]
+    sketch.backward(sketch.op("stack", *(sketch.op("exp", leaf, at=3) for leaf in leaves)))
+    assert max(size(render(sketch.graph, sketch, ".png"))) <= 4_000
+    assert max(size(render(sketch.graph, sketch, ".png", limit=80))) > 4_100
+    assert "exp × 36" in texts(picture(sketch))
+
+
 @pytest.mark.parametrize(
     ("points", "dpi"), [(72, 144), (72 * 40, 100), (72 * 100, 60), (72 * 1_000, 16)]
 )
@@ -128,9 +137,9 @@ def test_resolution(points: int, dpi: float) -> None:
 )
 def test_large_traces_are_quick(sketch: Sketch) -> None:
     """Thousands of ops are a picture within five seconds."""
-    start = time.monotonic()
+    start = sum(os.times()[:4])  # of this process and its children: others use the machine too
     render(sketch.graph, sketch, ".svg")
-    assert time.monotonic() - start < 5
+    assert sum(os.times()[:4]) - start < 5
 
 
 def test_the_program_is_found_without_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +191,7 @@ def test_an_unknown_suffix_names_the_known() -> None:
     assert all(suffix in str(caught.value) for suffix in SUFFIXES)
 
 
+OPTIONS = "full, depth, only, passes, gradient_graph_only, limit, direction, theme, transparent"
 BAD_OPTIONS: list[dict[str, object]] = [
     {"foo": 1},
     {"suffix": ".svg"},
@@ -190,7 +200,14 @@ BAD_OPTIONS: list[dict[str, object]] = [
     {"depth": True},
     {"limit": "a"},
     {"limit": 0},
-    {"focus": 3},
+    {"only": 3},
+    {"passes": []},
+    {"passes": 1},
+    {"passes": [True]},
+    {"direction": "up"},
+    {"theme": "blue"},
+    {"transparent": 1},
+    {"gradient_graph_only": None},
     {"full": "yes"},
     {"timeout": "soon"},
 ]
@@ -204,8 +221,8 @@ def test_an_option_that_does_not_fit_names_what_does(options: dict[str, Any]) ->
     with pytest.raises(ExportError) as caught:
         render(sketch.graph, sketch, ".svg", **options)
     assert f"{name}={value!r}" in str(caught.value)
-    assert "The options are full, depth, focus, limit, timeout" in str(caught.value)
-    with pytest.raises(ExportError, match=r"The options are full, depth, focus, limit[.;]"):
+    assert f"The options are {OPTIONS}, timeout" in str(caught.value)
+    with pytest.raises(ExportError, match=rf"The options are {OPTIONS}[.;]"):
         to_dot(sketch.graph, sketch, **options)
 
 
@@ -246,7 +263,7 @@ def test_a_slow_layout_is_replaced_by_a_coarser_one(
     sketch = stack_of_layers(12)
     coarse = render(sketch.graph, sketch, ".svg", full=True, timeout=1).decode()
     assert "Drawn coarser than asked: for the finer picture dot took more than 1 s." in coarse
-    assert "encoder.layers.3" in coarse
+    assert "1–11 × 11" in coarse
 
 
 @no_windows
@@ -255,7 +272,7 @@ def test_a_program_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
     pid = tmp_path / "pid"
     stand_in(tmp_path, monkeypatch, f"echo $$ > {pid}; exec sleep 60")
     sketch = detach_then_use_again()
-    with pytest.raises(LayoutError, match=r"took more than 0\.5 s to lay out even[\s\S]*focus="):
+    with pytest.raises(LayoutError, match=r"took more than 0\.5 s to lay out even[\s\S]*only="):
         render(sketch.graph, sketch, ".svg", timeout=0.5)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)

@@ -16,10 +16,10 @@ import torch
 
 import gradtrace
 from gradtrace import ExportError, Status, UnknownNameError
-from gradtrace._render import dot, html
+from gradtrace._render import html, page_colours
 from gradtrace._render.page_facts import page_facts
 from gradtrace._render.page_picture import draw
-from gradtrace._render.scene import Sample
+from gradtrace._render.palette import THEMES, Theme
 
 Make = Callable[[], gradtrace.Trace]
 
@@ -30,6 +30,9 @@ ELEMENTS = set(
     style summary svg text title ul
     """.split()
 )
+
+
+PAPERS = ("paper", "panel")
 
 
 def digest(text: str) -> str:
@@ -111,10 +114,10 @@ def test_facts_agree_with_the_trace(tmp_path: Path) -> None:
     assert [done["roots"] for done in facts["passes"]] == [["loss"], ["direct"]]
 
 
-def test_each_arrow_stands_for_the_edges_between_its_boxes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [pages.net_trace, pages.deep_trace])
+def test_each_arrow_stands_for_the_edges_between_its_boxes(make: Make, tmp_path: Path) -> None:
     """In every picture, arrows and edges agree on ends and on passes, and no edge is lost."""
-    trace = pages.net_trace()
-    facts = pages.parsed(trace, tmp_path).facts
+    facts = pages.parsed(make(), tmp_path).facts
     assert len(facts["pictures"]) >= 2
     for picture in facts["pictures"]:
         boxes, copies = picture["boxes"], picture["copies"]
@@ -282,24 +285,47 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("shade", [lambda colour: colour, html._dark], ids=["light", "dark"])
-def test_texts_stand_out_by_day_and_by_night(shade: Callable[[str], str]) -> None:
-    """Every text has the contrast that WCAG 2.2 asks of small print (4.5), lines 3."""
-    looks = [*dot._LOOKS.values(), dot._ROOT, *dot._LEAVES.values()]
-    pairs = [(ink, look.fill) for look in looks for ink in (look.ink, look.grey)]
-    paper = dot._GRAPH["bgcolor"]
-    pairs += [(dot._PAPER_GREY, paper), (dot._CUT_INK, paper), (dot._REACHED, paper)]
-    pairs += [(dot._PAPER_GREY, dot._FRAME_FILL)]
+def part(name: str) -> str:
+    """Return a file of the package that stands inside each page."""
+    return resources.files("gradtrace._render").joinpath(name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=list(THEMES))
+def test_texts_stand_out_by_day_and_by_night(theme: Theme) -> None:
+    """Every text beside the picture has the contrast that WCAG 2.2 asks of small print (4.5)."""
+    named = page_colours.named_colours(theme)
+    pairs = {(ink, paper) for ink in ("ink", "grey", "is-reached-grey") for paper in PAPERS}
+    for rule in re.findall(r"\{(.*?)\}", part("page.css")):
+        inks = re.findall(r"(?:^|\s)color: var\(--(.*?)\)", rule)
+        pairs |= {
+            (ink, fill) for fill in re.findall(r"background: var\(--(.*?)\)", rule) for ink in inks
+        }
+    assert ("is-cut-grey", "is-cut-fill") in pairs
     for ink, fill in pairs:
-        assert contrast(shade(ink), shade(fill)) >= 4.5, (ink, fill)
-    for name in (Sample.REACHED, Sample.NOT_REACHED):
-        assert contrast(shade(dot._STROKES[name].colour), shade(paper)) >= 3
+        assert contrast(named[ink], named[fill]) >= 4.5, (ink, fill)
+
+
+def test_each_colour_of_a_picture_is_known_by_its_name() -> None:
+    """The theme in which a page's pictures are laid out has no two colours alike."""
+    marked = page_colours.named_colours(page_colours.MARKED)
+    assert {mark: name for name, mark in marked.items()} == page_colours.NAMES
+    assert list(marked) == list(page_colours.named_colours(THEMES["dark"]))
+
+
+def test_a_picture_has_classes_for_its_colours(tmp_path: Path) -> None:
+    """Every class of a colour has a rule, and boxes have the colours of their verdicts."""
+    page = pages.parsed(pages.net_trace(), tmp_path)
+    shapes = [each["class"] for tag in ("path", "polygon", "text") for each in page.of(tag)]
+    used = {word for classes in shapes for word in classes.split() if word[:2] in {"f-", "s-"}}
+    assert {"f-is-reached-fill", "s-is-unused-line", "f-cut-fill", "f-cut-ink", "f-panel"} <= used
+    style = page.texts["style"][0]
+    assert all(f".{name}{{" in style for name in used - {"f-none"})
 
 
 def test_what_stands_in_the_page_lies_in_the_package() -> None:
     """The style and the script are files of the package, fit to stand inside a page."""
     for name in ("page.css", "page.js"):
-        text = resources.files("gradtrace._render").joinpath(name).read_text(encoding="utf-8")
+        text = part(name)
         assert "</" not in text
         assert "<!--" not in text
         assert "\r" not in text
@@ -307,7 +333,7 @@ def test_what_stands_in_the_page_lies_in_the_package() -> None:
 
 
 def test_options_choose_the_first_picture(tmp_path: Path) -> None:
-    """`depth`, `full` and `focus` do for a page what they do for a picture."""
+    """`depth`, `full` and `only` do for a page what they do for a picture."""
     trace = pages.net_trace()
     first: dict[str, dict[str, Any]] = {
         "Automatic": {},
@@ -317,15 +343,52 @@ def test_options_choose_the_first_picture(tmp_path: Path) -> None:
     for label, options in first.items():
         page = pages.parsed(trace, tmp_path, **options)
         assert page.facts["pictures"][0]["label"] == label
-    focused = pages.parsed(trace, tmp_path, focus="head.bias").facts
-    for picture in focused["pictures"]:
+    story = pages.parsed(trace, tmp_path, only="head.bias").facts
+    for picture in story["pictures"]:
         titles = {box["title"] for box in picture["boxes"].values()}
         assert "direct = sum" not in titles
     with pytest.raises(UnknownNameError):
-        trace.export(tmp_path / "x.html", focus="head.bais")
+        trace.export(tmp_path / "x.html", only="head.bais")
     with pytest.raises(ExportError, match="depht"):
         trace.export(tmp_path / "x.html", depht=1)
     assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("options", [{"passes": [0]}, {"transparent": True}])
+def test_what_a_page_has_no_use_for_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    """A page says so where it can't do what a picture can."""
+    trace = pages.net_trace()
+    with pytest.raises(ExportError, match="given for a page, and a page h"):
+        trace.export(tmp_path / "x.html", **options)
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_options_of_all_pictures_of_a_page(tmp_path: Path) -> None:
+    """`gradient_graph_only` and `direction` hold for every picture, `theme` for the page."""
+    plain = pages.parsed(pages.net_trace(), tmp_path)
+    options: dict[str, Any] = {"gradient_graph_only": True, "direction": "LR", "theme": "dark"}
+    page = pages.parsed(pages.net_trace(), tmp_path, **options)
+    assert [next(each.of("html")).get("data-theme") for each in (plain, page)] == [None, "dark"]
+    for picture in page.facts["pictures"]:
+        assert "input" not in {box["kind"] for box in picture["boxes"].values()}
+    sizes = [[float(n) for n in svg["viewbox"].split()[2:]] for svg in page.of("svg")]
+    assert all(width > height for width, height in sizes)
+
+
+def test_modules_that_are_alike_are_told_of(tmp_path: Path) -> None:
+    """A box that stands for repeats holds the nodes of all of them; its frame names them."""
+    page = pages.parsed(pages.deep_trace(), tmp_path)
+    boxes = page.facts["pictures"][0]["boxes"].values()
+    (box,) = (
+        box for box in boxes if box.get("frame") == "layers.1.norm1" and box["kind"] == "leaf"
+    )
+    assert (box["times"], box["count"]) == (11, 22)
+    names = {page.facts["nodes"][str(node)]["label"] for node in box["nodes"]}
+    ends = ("weight", "bias")
+    assert names == {f"layers.{number}.norm1.{end}" for number in range(1, 12) for end in ends}
+    assert "layers.1–11 × 11" in page.texts["text"]
+    labels = [each["aria-label"] for each in page.of("g") if "data-box" in each]
+    assert any("leaf, weight, bias, 11 times, [16], reached" in label for label in labels)
 
 
 def test_a_page_that_takes_too_long_is_drawn_coarser(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from gradtrace._errors import UnknownNameError
 from gradtrace._records import CutKind, Status
 from gradtrace._render.scene import USES, Box, Frame, Kind, Sample, Scene, build_scene
-from gradtrace._render.wording import passes_phrase
+from gradtrace._render.wording import many, passes_phrase
 
 from .graphs import Sketch, detach_then_use_again, recurrent, stack_of_layers
 
@@ -239,31 +240,130 @@ def test_parallel_arrows_that_are_alike_are_one() -> None:
     assert len(draw(sketch).arrows) == 1
 
 
-def test_a_large_model_collapses_and_keeps_its_cuts_in_sight() -> None:
-    """Layers become a box each, and the one with a cut says so."""
+def test_a_large_model_folds_and_keeps_its_cuts_in_sight() -> None:
+    """Like layers become one that is open; the one with a cut is drawn for itself."""
     scene = draw(stack_of_layers(40, cut=3))
-    cut = box(scene, "encoder.layers.3")
-    assert len(scene.boxes) < 50
+    found = frames(scene.frame)
+    assert {"layers.2", "layers.3", "layers.4–39 × 36"} <= {f.title for f in found.values()}
+    (cut,) = (drawn for drawn in scene.boxes if drawn.kind is Kind.CUT)
+    assert cut.lines == ("train.py:5", "h.detach()")
+    assert cut.frame == "encoder.layers.3"
+    assert len(scene.boxes) < 40
+    assert any("36 repeated modules" in note for note in scene.notes)
+
+
+def test_a_collapsed_module_keeps_its_verdicts_and_its_cut() -> None:
+    """One box for a layer counts its parameters by verdict and names the line that cuts."""
+    scene = draw(stack_of_layers(40, cut=3), depth=2)
+    # The layer before the cut differs from those before it: a way out of it is not reached.
+    cut = box(scene, "layers.3")
     assert cut.cuts == ("detach train.py:5",)
+    assert cut.lines == ("4 parameters: 2 reached, 2 cut", "12 ops")
+    assert box(scene, "layers.4–39 × 36").lines == ("144 parameters reached", "396 ops")
     assert Sample.CUT in scene.legend
-    assert cut.lines[0] == "4 parameters: 2 reached, 2 cut"
     assert any("collapsed" in note for note in scene.notes)
 
 
-def test_many_like_layers_are_one_box() -> None:
-    """Of two hundred layers the one with a cut stands alone, the others share a box."""
-    scene = draw(stack_of_layers(200, cut=3))
-    assert "encoder.layers.# × 199" in titles(scene)
-    assert box(scene, "encoder.layers.3").cuts
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.REACHED])
+def test_a_layer_with_another_verdict_is_like_no_other(status: Status) -> None:
+    """One parameter of one layer with another verdict keeps the layer out of the fold."""
+    sketch = stack_of_layers(40)
+    name = "encoder.layers.7.mlp.bias"
+    node = next(n for n, found in sketch.graph.nodes(data="name") if found == name)
+    sketch.statuses[node] = status
+    titles_of_frames = {f.title for f in frames(draw(sketch).frame).values()}
+    assert {"layers.1–6 × 6", "layers.7", "layers.8–39 × 32"} <= titles_of_frames
 
 
-def test_a_layer_with_a_cut_is_like_no_other() -> None:
-    """A cut that leaves all verdicts as they are still keeps its layer out of the common box."""
-    sketch = stack_of_layers(200)
-    data = sketch.graph.nodes(data="module")
-    inside = next(node for node, module in data if module == "encoder.layers.5.mlp")
-    sketch.cut(inside, CutKind.NO_GRADIENT)
-    assert box(draw(sketch), "encoder.layers.5").cuts == ("no_gradient train.py:6",)
+def test_layers_that_are_all_cut_fold_into_none() -> None:
+    """Even where all layers have the same verdicts, none with a cut parameter hides."""
+    sketch = Sketch()
+    h = sketch.data("x")
+    for layer in range(30):
+        weight = sketch.leaf(f"net.{layer}.weight", Status.CUT)
+        h = sketch.op("mul", h, weight, module=f"net.{layer}", requires_grad=False)
+        sketch.cut(h, CutKind.NO_GRAD, f"net.{layer}.weight")
+    sketch.backward(sketch.op("add", h, sketch.leaf("w")))
+    assert sum(drawn.kind is Kind.CUT for drawn in draw(sketch, limit=100).boxes) == 30
+
+
+def test_a_layer_of_another_shape_or_op_is_like_no_other() -> None:
+    """Leaves of other sizes, another op or another way between two ops end a run."""
+    for change in ("shape", "op", "edge"):
+        sketch = stack_of_layers(40)
+        nodes = sketch.graph.nodes
+        if change == "shape":
+            names = nodes(data="name")
+            leaf = next(n for n, found in names if found == "encoder.layers.7.mlp.bias")
+            nodes[leaf]["shape"] = (2,)
+        else:
+            inside = [
+                n for n, found in nodes(data="module") if found.startswith("encoder.layers.7.")
+            ]
+            if change == "op":
+                nodes[inside[4]]["op"] = "flip"
+            else:
+                sketch.edge(inside[1], inside[4])
+        found = {f.title for f in frames(draw(sketch).frame).values()}
+        assert {"layers.1–6 × 6", "layers.7", "layers.8–39 × 32"} <= found
+
+
+def test_items_with_a_gap_between_them_are_no_run() -> None:
+    """Only neighbours fold: what stands between them would be passed over."""
+    sketch = Sketch()
+    weights = [sketch.leaf(f"net.{item}.weight") for item in (0, 1, 3, 4)]
+    for weight in weights:
+        item = sketch.graph.nodes[weight]["name"].rpartition(".")[0]
+        sketch.backward(sketch.op("exp", weight, module=item))
+    found = draw(sketch, depth=0, limit=1)
+    assert verdicts(found) == {Status.REACHED: 4}
+    titles_of_frames = {f.title for f in frames(draw(sketch, limit=10).frame).values()}
+    assert not any("0–4" in title or "0–3" in title for title in titles_of_frames)
+
+
+def test_lists_in_lists_fold_both() -> None:
+    """Of like blocks in like stages one block of one stage is drawn, and all leaves are counted."""
+    sketch = Sketch()
+    h = sketch.data("x")
+    h = sketch.op("mul", h, sketch.leaf("start"))
+    for stage in range(6):
+        for block in range(5):
+            path = f"net.{stage}.{block}"
+            weight = sketch.leaf(f"{path}.weight")
+            h = sketch.op("tanh", sketch.op("mul", h, weight, module=path), module=path)
+    sketch.backward(sketch.op("sum", h))
+    scene = draw(sketch)
+    assert {f.title for f in frames(scene.frame).values()} >= {"net.0–5 × 6", "0–5.0–4 × 5"}
+    assert box(scene, "weight").times == 30
+    assert verdicts(scene) == {Status.REACHED: 31}
+
+
+def test_chains_are_one_box() -> None:
+    """Ops in a row share a box named by the last result, but no cut and no branch."""
+    sketch = Sketch()
+    h = sketch.op("linear", sketch.data("x"), *(sketch.leaf(f"w{at}") for at in range(70)))
+    h = sketch.op("relu", sketch.op("view", h))
+    h = sketch.op("transpose", h, name="y")
+    cut = sketch.op("detach", h, requires_grad=False)
+    sketch.cut(cut, CutKind.DETACH, "w0")
+    sketch.backward(sketch.op("add", sketch.op("exp", cut), sketch.op("sin", h)))
+    scene = draw(sketch, limit=10)
+    assert {"detach", "exp", "sin", "add"} < titles(scene)
+    assert box(scene, "y = linear → view → relu →").lines == ("transpose",)
+
+
+def test_an_activation_called_at_many_places_is_no_knot() -> None:
+    """A module without leaves that is called twice is not one box with a loop around it."""
+    sketch = Sketch()
+    h = sketch.data("x")
+    for layer in ("a", "b", "c"):
+        for _ in range(3):
+            h = sketch.op("mul", h, sketch.leaf(f"net.{layer}.w"), module=f"net.{layer}")
+        h = sketch.op("relu", h, module="net.act")
+    sketch.backward(sketch.op("sum", h))
+    scene = draw(sketch, depth=1)
+    assert sum(drawn.title == "relu" for drawn in scene.boxes) == 3
+    assert not any(arrow.back for arrow in scene.arrows)
 
 
 def test_a_root_is_never_inside_a_collapsed_module() -> None:
@@ -297,7 +397,7 @@ def test_a_long_loop_folds_by_line() -> None:
     scene = draw(recurrent(2_000))
     assert len(scene.boxes) < 20
     assert "matmul × 2,000" in titles(scene)
-    assert any("repeats" in note for note in scene.notes)
+    assert any("drawn together by line" in note for note in scene.notes)
 
 
 def test_the_roots_of_a_long_training_fold() -> None:
@@ -350,16 +450,53 @@ def test_a_busy_leaf_is_drawn_in_copies() -> None:
     assert verdicts(scene) == {Status.REACHED: 1}
 
 
-def test_focus_draws_one_tensor_s_story() -> None:
-    """Only what the tensor flows into is drawn."""
-    scene = draw(detach_then_use_again(), focus="Z")
+def test_only_draws_one_tensor_s_story() -> None:
+    """Only the ways of the tensor to the roots are drawn."""
+    scene = draw(detach_then_use_again(), only="Z")
     assert titles(scene) == {"Z", "mul", "L = mul"}
+    assert any("no way from Z to a root" in note for note in scene.notes)
 
 
-def test_focus_on_nothing_names_what_is_near() -> None:
+def test_only_draws_the_ways_to_what_cuts_it() -> None:
+    """A leaf's ways that end at its own cut are drawn; what it leads to without one is not."""
+    sketch = Sketch()
+    lost, other = sketch.leaf("lost", Status.CUT), sketch.leaf("other")
+    way = sketch.op("exp", lost)
+    sketch.op("print", way)
+    sketch.cut(sketch.op("item", way, kind="escape", name="angle"), CutKind.ESCAPE, "lost")
+    sketch.backward(sketch.op("sum", other))
+    assert titles(draw(sketch, only="lost")) == {"lost", "exp", "angle = item"}
+    assert titles(draw(sketch, only="other")) == {"other", "sum"}
+
+
+def test_only_of_a_leaf_that_leads_nowhere_is_the_leaf() -> None:
+    """What asks why a leaf is unused or frozen gets a picture with the leaf."""
+    sketch = Sketch()
+    sketch.leaf("idle", Status.FROZEN)
+    sketch.leaf("forgotten", Status.UNUSED)
+    sketch.backward(sketch.op("sum", sketch.leaf("w")))
+    assert titles(draw(sketch, only="idle")) == {"idle"}
+    assert titles(draw(sketch, only="forgotten")) == {"forgotten"}
+
+
+def test_only_on_nothing_names_what_is_near() -> None:
     """A wrong name is an error that gives the nearest right one."""
     with pytest.raises(UnknownNameError, match=r"'weigth'[\s\S]*'weight'"):
-        draw(_one_leaf("weight"), focus="weigth")
+        draw(_one_leaf("weight"), only="weigth")
+
+
+def test_gradient_graph_only_leaves_out_what_no_gradient_can_come_to() -> None:
+    """Data, frozen leaves and what lies behind a cut are hidden; the cut itself stays."""
+    sketch = Sketch()
+    frozen, lost = sketch.leaf("frozen", Status.FROZEN), sketch.leaf("lost", Status.CUT)
+    mask = sketch.op("gt", sketch.data("x"), requires_grad=False)
+    detached = sketch.op("detach", sketch.op("exp", lost), requires_grad=False)
+    sketch.cut(detached, CutKind.DETACH, "lost")
+    behind = sketch.op("round", detached, frozen, mask, requires_grad=False)
+    sketch.backward(sketch.op("mul", behind, sketch.leaf("w")))
+    scene = draw(sketch, gradient_graph_only=True)
+    assert titles(scene) == {"lost", "exp", "detach", "w", "mul"}
+    assert any("2 ops and 1 leaf not drawn: no gradient comes there" in n for n in scene.notes)
 
 
 def _one_leaf(name: str) -> Sketch:
@@ -387,33 +524,140 @@ def sketches(draw_value: st.DrawFn) -> Sketch:
         takes = draw_value(st.lists(known, max_size=3))
         op = sketch.op("op", *takes, module=draw_value(paths), at=draw_value(st.integers(1, 4)))
         if draw_value(st.booleans()):
-            sketch.cut(op, draw_value(st.sampled_from(list(CutKind))))
+            _cut_what_leads_to(sketch, op, draw_value(st.sampled_from(list(CutKind))))
     for _ in range(draw_value(st.integers(0, 2))):
         sketch.backward(draw_value(st.integers(0, len(sketch.graph) - 1)))
     return sketch
 
 
-@given(sketches(), st.integers(1, 40), st.one_of(st.none(), st.integers(0, 3)))
-def test_no_verdict_is_lost_by_collapsing(sketch: Sketch, limit: int, depth: int | None) -> None:
-    """However coarse the picture, each leaf that asked for a gradient is counted once."""
-    asked = Counter(leaf.status for leaf in sketch.leaves if leaf.requires_grad)
-    counted = verdicts(draw(sketch, limit=limit, depth=depth))
-    del counted[Status.FROZEN]
-    assert counted == asked
+def _cut_what_leads_to(sketch: Sketch, op: int, kind: CutKind) -> None:
+    """Cut a way of each leaf from which one leads here past no other cut."""
+    open_ways = nx.subgraph_view(
+        sketch.graph, filter_node=lambda n: not sketch.graph.nodes[n]["cut"]
+    )
+    before = {leaf.node for leaf in sketch.leaves if leaf.requires_grad} & nx.ancestors(
+        open_ways, op
+    )
+    sketch.cut(op, kind, *(sketch.graph.nodes[leaf]["name"] for leaf in sorted(before)))
 
 
-@given(sketches(), st.integers(1, 40))
-def test_no_cut_on_a_way_to_a_root_is_hidden(sketch: Sketch, limit: int) -> None:
-    """However coarse the picture, a box with a cut in it shows that it has one."""
-    scene = draw(sketch, limit=limit)
+@st.composite
+def layered(draw_value: st.DrawFn) -> Sketch:
+    """Return lists of random layers, most of them alike, some changed in one respect."""
+    sketch = Sketch()
+    steps = draw_value(
+        st.lists(
+            st.tuples(st.sampled_from(["mul", "add", "tanh"]), st.booleans()),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    h = sketch.op("mul", sketch.leaf("start"))
+    for layer in range(draw_value(st.integers(2, 6))):
+        change = draw_value(
+            st.sampled_from(["none"] * 5 + ["cut", "status", "op", "shape", "skip"])
+        )
+        start = h
+        for step, (op, takes_leaf) in enumerate(steps):
+            path = f"net.{layer}" if step % 2 else f"net.{layer}.sub"
+            takes = [h, start] if change == "skip" else [h]
+            if takes_leaf:
+                status = Status.ZERO if change == "status" else Status.REACHED
+                shape = (2,) if change == "shape" else (1,)
+                takes.append(sketch.leaf(f"{path}.w{step}", status, shape=shape))
+            h = sketch.op(f"{op}2" if change == "op" else op, *takes, module=path, at=step)
+            if change == "cut" and step == 0:
+                _cut_what_leads_to(sketch, h, CutKind.DETACH)
+    for _ in range(draw_value(st.integers(1, 2))):
+        sketch.backward(sketch.op("sum", h))
+    return sketch
+
+
+programs = st.one_of(sketches(), layered())
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "limit": st.integers(1, 60),
+        "depth": st.integers(0, 3),
+        "full": st.booleans(),
+        "gradient_graph_only": st.booleans(),
+    },
+)
+
+
+@given(programs, options)
+def test_no_verdict_is_lost_by_any_option(sketch: Sketch, asked: dict[str, object]) -> None:
+    """Whatever is asked, each leaf that wants a gradient is counted with its verdict in one box."""
+    drawn = draw(sketch, **asked)
+    wanting = [leaf.node for leaf in sketch.leaves if leaf.requires_grad]
+    owners = Counter(node for found in drawn.boxes for node in found.nodes)
+    assert all(owners[leaf] == 1 for leaf in wanting)
+    for found in drawn.boxes:
+        inside = Counter(sketch.statuses[n] for n in found.nodes if n in sketch.statuses)
+        assert dict(found.verdicts) == inside
+        assert found.status is None or set(inside) <= {found.status}
+        if found.status is None and inside:
+            total = many(inside.total(), "parameter")
+            assert any(line.startswith(total) for line in found.lines)
+        elif inside:
+            assert inside.total() % found.times == 0
+
+
+@given(programs, options)
+def test_no_cut_is_hidden_by_any_option(sketch: Sketch, asked: dict[str, object]) -> None:
+    """Whatever is asked, a cut of a leaf has its own box, or its box names or counts its place."""
+    drawn = draw(sketch, **asked)
+    owners = {node: found for found in drawn.boxes for node in found.nodes}
+    for cut in sketch.cuts:
+        if cut.blocked and (cut.node in sketch.leads_to_root or not sketch.passes):
+            found = owners[cut.node]
+            assert found.kind is Kind.CUT or found.cuts
+    for found in drawn.boxes:
+        places = {
+            (sketch.graph.nodes[node]["cut"], sketch.graph.nodes[node]["line"])
+            for node in found.nodes
+            if sketch.graph.nodes[node]["cut"]
+        }
+        if found.cuts:
+            counted = sum(int(line.split()[0]) for line in found.cuts if line.endswith(" more"))
+            assert len([line for line in found.cuts if " more" not in line]) + counted == len(
+                places
+            )
+
+
+@given(programs, options)
+def test_only_draws_all_ways_of_one_leaf(sketch: Sketch, asked: dict[str, object]) -> None:
+    """The leaf with its verdict and what lies on its ways to roots are drawn, and only that."""
+    leaf = sketch.leaves[0]
+    drawn = draw(sketch, only=leaf.name, **{**asked, "gradient_graph_only": False})
+    nodes = {node for found in drawn.boxes for node in found.nodes}
+    after = {leaf.node} | nx.descendants(sketch.graph, leaf.node)
+    stops = {cut.node for cut in sketch.cuts if leaf.name in cut.blocked}
+    ends = stops | sketch.leads_to_root if sketch.passes else set(sketch.graph)
+    before = set().union(*(nx.ancestors(sketch.graph, end) for end in ends), ends)
+    assert nodes == (after & before) | {leaf.node}
+    assert verdicts(drawn)[leaf.status] >= 1
+
+
+@given(layered(), options)
+def test_a_fold_hides_no_difference(sketch: Sketch, asked: dict[str, object]) -> None:
+    """What shares one place in a run has one verdict, one op, the same passes, and no cut."""
+    drawn = draw(sketch, **asked)
     data = sketch.graph.nodes
-    shown = {node for node in sketch.leads_to_root if data[node]["cut"]}
-    for drawn in scene.boxes:
-        if shown.intersection(drawn.nodes):
-            assert drawn.kind is Kind.CUT or drawn.cuts
+    for found in drawn.boxes:
+        if found.times > 1:
+            facts = Counter(
+                (data[n]["op"], data[n]["shape"], data[n]["reached"], sketch.statuses.get(n))
+                for n in found.nodes
+            )
+            assert all(number % found.times == 0 for number in facts.values())
+            assert not any(data[node]["cut"] for node in found.nodes)
+        if found.module and "×" in found.title:
+            assert not found.cuts
+            assert Status.CUT not in dict(found.verdicts)
 
 
-@given(sketches(), st.integers(1, 40))
+@given(programs, st.integers(1, 40))
 def test_arrows_between_boxes_are_those_between_their_nodes(sketch: Sketch, limit: int) -> None:
     """Solid and dashed are true of the nodes behind two boxes, and no way is lost."""
     scene = draw(sketch, limit=limit)
@@ -426,7 +670,7 @@ def test_arrows_between_boxes_are_those_between_their_nodes(sketch: Sketch, limi
     assert {(a.tail, a.head, bool(a.reached)) for a in scene.arrows} == expected
 
 
-@given(sketches(), st.integers(1, 40))
+@given(programs, st.integers(1, 40))
 def test_each_arrow_s_passes_can_be_read(sketch: Sketch, limit: int) -> None:
     """With several passes each solid arrow, or a box at its end, says which of them it means."""
     scene = draw(sketch, limit=limit)
@@ -441,7 +685,7 @@ def _starts(drawn: Box, total: int) -> set[str]:
     return {passes_phrase(drawn.roots, total)} if drawn.roots and not drawn.passes else set()
 
 
-@given(sketches(), st.integers(1, 40))
+@given(programs, st.integers(1, 40))
 def test_each_box_lies_in_one_frame(sketch: Sketch, limit: int) -> None:
     """The tree of frames holds every box once, in the frame that the box names."""
     scene = draw(sketch, limit=limit)
