@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -516,6 +517,29 @@ class Twice(Injector):
             self._left = -1
             raise KeyboardInterrupt("again")
         super().__call__(frame, event, _)
+
+
+def test_an_interrupt_dies_with_its_handling() -> None:
+    """An interrupt that came in observing is in no cycle: what its frames held is freed at once."""
+
+    def interrupted(place: Place, refs: list[weakref.ref[Tensor]]) -> None:
+        injector = Injector(place, KeyboardInterrupt())
+        with contextlib.suppress(KeyboardInterrupt), profiled(injector), gradtrace.record():
+            held = weight()
+            refs.append(weakref.ref(held))
+            (held.detach().mul_(2) + held).sum().backward()
+            cuts()
+
+    observing = ("Forward.", "Identity.", "Backward.", "_Watched.")
+    chosen = [p for p in places(cuts, once) if p.own and p.function.startswith(observing)]
+    assert len(chosen) > 100
+    refs: list[weakref.ref[Tensor]] = []
+    with no_collections():
+        for place in chosen:
+            interrupted(place, refs)
+            reset_torch()
+            assert [ref for ref in refs if ref() is not None] == [], place
+    assert refs
 
 
 def test_two_interrupts() -> None:
