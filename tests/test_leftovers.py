@@ -457,10 +457,9 @@ def resident() -> int:
 @pytest.mark.long
 def test_a_thousand_recordings_leave_memory_flat() -> None:
     """So do a thousand, and the process does not grow."""
-    with no_collections():
-        objects, memory = objects_after(100), resident()
-        assert objects_after(1_000) - objects < 100
-        assert resident() - memory < 8 << 20
+    objects, memory = objects_after(200), resident()
+    assert objects_after(1_000) - objects < 100
+    assert resident() - memory < 8 << 20
 
 
 def record_made_functions(number: int, file: str) -> None:

@@ -137,8 +137,11 @@ def _reports(output: str) -> list[str]:
 def test_a_recording_left_open_is_an_error(tmp_path: Path) -> None:
     """It is told at teardown, ended, and the next test starts clean."""
     body = """
+kept = []
+
 def test_leaves(gradtrace):
-    gradtrace.record().__enter__()
+    kept.append(gradtrace.record())
+    kept[0].__enter__()
 
 def test_next(gradtrace, model):
     assert torch.overrides._get_current_function_mode() is None

@@ -356,7 +356,10 @@ class Forward(TorchFunctionMode):
         """
         self._tape.troubles.append(f"{name}: {type(error).__name__}: {error}")
         if not isinstance(error, Exception):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # else this frame, which its traceback holds, would hold it
 
     def _note(
         self,
