@@ -10,7 +10,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradtrace import _advice
 from gradtrace._flow import Flow, Spot, location_of
@@ -130,8 +130,11 @@ class _Explainer:
 
     def _body(self) -> Iterator[str]:
         yield from self._arrivals()
-        for cut in self._cuts:
-            yield from self._cut(cut)
+        alike: dict[Cut, list[Cut]] = {}
+        for cut in self._cuts:  # the same line again and again, as in a loop, is told once
+            alike.setdefault(replace(cut, node=0, blocked=()), []).append(cut)
+        for cuts in alike.values():
+            yield from self._cut(cuts[0], f" × {len(cuts):,}" if len(cuts) > 1 else "")
 
     def _arrivals(self) -> Iterator[str]:
         for gradient in self._gradients[:3]:
@@ -141,9 +144,9 @@ class _Explainer:
         if len(self._gradients) > 3:
             yield f"  ... and in {len(self._gradients) - 3} more"
 
-    def _cut(self, cut: Cut) -> Iterator[str]:
+    def _cut(self, cut: Cut, times: str) -> Iterator[str]:
         call = f"{cut.op}, its indices" if self._is_of_indices(cut) else call_of(cut)
-        yield f"  cut: {call}{_at(cut.location)}"
+        yield f"  cut: {call}{times}{_at(cut.location)}"
         if cut.source:
             yield f"       {cut.source}"
         if cut.called_from is not None:

@@ -435,3 +435,17 @@ def test_what_could_not_be_observed_makes_no_verdict() -> None:
     assert explanation.status == "unknown"
     assert "odd_op" in str(explanation)
     assert trace.explain(b).status == "reached"
+
+
+def test_a_line_in_a_loop_is_told_once() -> None:
+    """Cuts at one line, one after the other, are one entry with their number."""
+    w = torch.ones(3, requires_grad=True)
+    with gradtrace.record() as trace:
+        total = torch.zeros(())
+        for _ in range(3):
+            total = total + (w.detach() * w).sum()
+        total.backward()
+    explanation = trace.explain(w)
+    assert len(explanation.cuts) == 3
+    assert str(explanation).count("  cut: .detach() × 3 at ") == 1
+    assert str(explanation).count("  cut: ") == 1
