@@ -46,6 +46,7 @@ def faults(steps: list[Step]) -> tuple[Machine, list[str]]:
         found += [f"{name}: {text}" for text in judge.leaf(name)]
     if not machine.wrote:
         found += judge.edges()
+        found += [text for name in machine.order for text in judge.result(name)]
     found += judge.passes()
     return machine, found
 
@@ -103,6 +104,24 @@ class _Judge:
             return [f"{explanation.status} instead of {right}"]
         cuts = {(self._key(each.node), str(each.kind)) for each in explanation.cuts}
         return self._cuts(name, explanation.status, cuts)
+
+    def result(self, name: str) -> list[str]:
+        """Return whether a result, which is no leaf, is wrongly called reached or not.
+
+        The results of one op are not told apart here, nor what came before an error.
+        """
+        state, passes = self.machine.variables[name].state, self.machine.passes
+        several = [
+            each for each in self.machine.variables.values() if each.state.link is state.link
+        ]
+        if state.link is None or state.leaf is not None or len(several) > 1:
+            return []
+        if any(done.error for done in passes):
+            return []
+        status = self.trace.explain(self.names[name]).status
+        right = any(state.link in done.arrived for done in passes)
+        wrong = (status == "reached") != right
+        return [f"{name} is {status}, and {'was' if right else 'was not'} reached"] if wrong else []
 
     def _cuts(self, name: str, status: str, cuts: set[Cut]) -> list[str]:
         state = self.machine.leaves[name]
