@@ -197,6 +197,8 @@ def namespace() -> dict[str, Any]:
 
 
 LEAVES = ("w0", "w1", "w2")
+# Torch 2.6 lets a Function write into a view of a leaf; later ones raise.
+_LETS_VIEWS_PASS = torch.__version__ < "2.7"
 
 
 def execute(line: int, text: str, names: dict[str, Any]) -> str | None:
@@ -544,6 +546,9 @@ class Machine:
 
     def _dirty(self, step: Step, entry: Any, template: str, words: dict[str, str]) -> None:
         x = self.variables[words["x"]]
+        base = self.names[x.name]._base
+        if _LETS_VIEWS_PASS and base is not None and base.is_leaf:
+            return
         if not self._execute(template, words):
             return
         self.wrote = True
