@@ -45,7 +45,7 @@ NOT_REPEATABLE = {"linalg.lstsq"}
 if torch.__version__ < "2.7":
     NOT_REPEATABLE.add("sgn")  # its gradient there is memory that nobody wrote
 # Inputs of these are used twice, once without a derivative: the norm of order 0 has none.
-CUT_BESIDES = {"nn.functional.normalize"}
+CUT_BESIDES = {"nn.functional.normalize", "masked.normalize"}
 
 OPS = [op for op in (*opinfo.op_db, *autograd_function_db) if op.supports_autograd]
 WITH_OUT = [op for op in OPS if op.supports_out]
