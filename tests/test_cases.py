@@ -961,6 +961,10 @@ def test_a_function_that_returns_none() -> Ran:
 _scale = _Scale.apply
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.Function.apply, "__func__"),
+    reason="a C method in torch 2.14: the line inside forward is named",
+)
 @expect(x=REACHED, factor=cut(no_gradient="_scale(x, factor)"), y=REACHED)
 def test_a_function_bound_before_the_recording() -> Ran:
     """The tutorials' `cube = Cube.apply`, at the top of a module, is the same op."""

@@ -47,7 +47,10 @@ if torch.__version__ < "2.7":
 # Inputs of these are used twice, once without a derivative: the norm of order 0 has none.
 CUT_BESIDES = {"nn.functional.normalize", "masked.normalize"}
 
-OPS = [op for op in (*opinfo.op_db, *autograd_function_db) if op.supports_autograd]
+# Torch's table of Functions binds their `apply` long before. Where that is a C method (2.14) nobody
+# sees that a Function runs: its verdicts may be `unknown`, and it is another op.
+FUNCTIONS = autograd_function_db if hasattr(torch.autograd.Function.apply, "__func__") else ()
+OPS = [op for op in (*opinfo.op_db, *FUNCTIONS) if op.supports_autograd]
 WITH_OUT = [op for op in OPS if op.supports_out]
 WITH_ERRORS = [op for op in OPS if op.error_inputs_func is not None]
 VARIANTS: dict[str, Callable[[Any], Any]] = {

@@ -1503,7 +1503,8 @@ def _steps(log: Log, kind: Any, way: str) -> Tensors:
     if kind.__name__ == "Muon":  # takes matrices only
         chosen = [each for each in chosen if each.dim() == 2]
     options = {} if way == "default" else {way: True}
-    optimizer = kind(chosen, **{"lr": 0.01, **options})
+    rate = 1e-5 if way == "maximize" else 0.01  # LBFGS climbs until no unit is left that learns
+    optimizer = kind(chosen, **{"lr": rate, **options})
 
     def closure() -> Tensor:
         optimizer.zero_grad()

@@ -196,12 +196,13 @@ class Identity:
             self.mark_unmarked(tensor, grad_fn, self._behind_view(grad_fn, entry, write, value))
             return self.remember(tensor, value)
         found = self._by_grad_fn(tensor)
-        if found is None and entry.value in self.without_history and tensor.requires_grad:
+        grad_fn = grad_fn_of(tensor) if found is None else None
+        if grad_fn is not None and entry.value in self.without_history:
             # A Function that was not seen made it of what it had inside.
             return self._made_unseen(tensor, self._tape.nodes[node])
         if found is None:
             found = entry.value
-            self.mark_unmarked(tensor, grad_fn_of(tensor), found)
+            self.mark_unmarked(tensor, grad_fn, found)
         return self.remember(tensor, found)
 
     def _behind_view(self, grad_fn: Any, entry: Entry, write: int, value: int) -> int:
@@ -395,7 +396,7 @@ class Identity:
         if grad_fn is not None:
             if self._is_new(grad_fn, plain.output_nr):
                 self._mark_node(grad_fn, plain.output_nr, value)
-        elif not (torch.is_grad_enabled() or plain.requires_grad):
+        elif not torch.is_grad_enabled() and (not plain.requires_grad or plain._is_view()):
             self.without_history.add(value)
 
     def _is_new(self, grad_fn: Any, output_nr: int) -> bool:
