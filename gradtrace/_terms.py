@@ -11,6 +11,7 @@ place where they meet was reached by each of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -65,44 +66,37 @@ def _addends(flow: Flow, root: int, index: int) -> Iterator[int]:
 
 def _parts(flow: Flow, node: int, index: int) -> list[int]:
     """Return what a node adds up; nothing where it is a term itself."""
-    facts = flow.nodes[node]
-    carriers = [edge for edge in flow.into(node) if index in edge.facts["reached"]]
+    op, carriers = flow.nodes[node]["op"], _carriers(flow, node, index)
     producers = [edge.producer for edge in carriers]
-    if facts["op"] in _SUMS and _are_scalars(carriers):
+    if (op in _SUMS and _are_scalars(carriers)) or _is_sum(op, carriers):
         return producers
-    collected = facts["op"] in _COLLECTS and _are_scalars(carriers)
-    if collected and len(producers) > 1:
-        return producers
-    if (
-        facts["op"] in _PASSES_ON
-        and len(producers) == 1
-        and _leads_to_sum(flow, producers[0], index)
-    ):
-        return producers
-    return []
+    passes_on = op in _PASSES_ON and len(producers) == 1
+    return producers if passes_on and _leads_to_sum(flow, producers[0], index) else []
 
 
 def _leads_to_sum(flow: Flow, node: int, index: int) -> bool:
     """Whether a node is a sum, or passes one on; else what stands before it is the term."""
     while True:
-        facts = flow.nodes[node]
-        carriers = [edge for edge in flow.into(node) if index in edge.facts["reached"]]
-        if facts["op"] in _SUMS | _COLLECTS:
-            return _are_scalars(carriers) and len(carriers) > 1
-        if facts["op"] not in _PASSES_ON or len(carriers) != 1:
+        op, carriers = flow.nodes[node]["op"], _carriers(flow, node, index)
+        if _is_sum(op, carriers):
+            return True
+        if op not in _SUMS | _PASSES_ON or len(carriers) != 1:
             return False
         node = carriers[0].producer
 
 
+def _carriers(flow: Flow, node: int, index: int) -> list[Edge]:
+    """Return the edges into a node that a pass went along."""
+    return [edge for edge in flow.into(node) if index in edge.facts["reached"]]
+
+
+def _is_sum(op: str | None, carriers: list[Edge]) -> bool:
+    """Whether an op adds up, or collects, several scalars."""
+    return op in _SUMS | _COLLECTS and len(carriers) > 1 and _are_scalars(carriers)
+
+
 def _are_scalars(edges: list[Edge]) -> bool:
-    return bool(edges) and all(_size(edge.facts["shape"]) == 1 for edge in edges)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+    return bool(edges) and all(math.prod(edge.facts["shape"]) == 1 for edge in edges)
 
 
 def _term(flow: Flow, node: int, index: int) -> Term:
@@ -121,8 +115,8 @@ def _upstream(flow: Flow, node: int, index: int) -> set[int]:
     """Return the nodes that a pass reached from one node on, itself included."""
     found, waiting = {node}, [node]
     while waiting:
-        for edge in flow.into(waiting.pop()):
-            if index in edge.facts["reached"] and edge.producer not in found:
+        for edge in _carriers(flow, waiting.pop(), index):
+            if edge.producer not in found:
                 found.add(edge.producer)
                 waiting.append(edge.producer)
     return found

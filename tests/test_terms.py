@@ -41,6 +41,7 @@ SUMS: dict[str, Callable[[Terms], Tensor]] = {
     "stacked mean": lambda t: torch.stack([*t.values()]).mean() * 2,
     "converted": lambda t: (t["fit"] + t["penalty"]).double() + t["beside"],
     "in place": lambda t: t["fit"].clone().add_(t["penalty"]).add_(t["beside"]),
+    "shifted": lambda t: (t["fit"] + t["penalty"] + t["beside"] + 1) * 2,
     "torch.add": lambda t: torch.add(t["fit"], torch.add(t["penalty"], t["beside"], alpha=2)),
 }
 
