@@ -66,7 +66,7 @@ def explain_unmet(flow: Flow, name: str, *, requires_grad: bool, leaf: bool) -> 
         status, hints = Status.UNKNOWN, tuple(_not_observed(flow))
     else:
         status, hints = Status.UNUSED, (_advice.UNUSED_NOTHING,)
-    text = _layout(f"{name} is {status}: {_advice.VERDICTS[status]}", [], list(hints))
+    text = _layout(f"{name} is {status}: {_advice.VERDICTS[status]}", [], hints)
     return Explanation(name, -1, status, (), (), (), leaf, (), None, hints, text)
 
 

@@ -206,9 +206,7 @@ class _Builder:
         target = self._target(value)
         if target is None or not self._goes_past(node_of(value)):
             return [(value, None)]
-        node = self._tape.nodes[node_of(value)]
-        keeps = node is not None and any(given.target for given in node.inputs)
-        if not keeps and not self._output(target).requires_grad:
+        if not self._keeps(node_of(value)) and not self._output(target).requires_grad:
             return [(value, None)]
         return [(value, None), *self._held(target)]
 
@@ -227,11 +225,14 @@ class _Builder:
             write, latest = self._tape.earlier.get(write), None
         return found + [held for held in self._held(before) if held[1] is None or not kept]
 
+    def _keeps(self, write: int) -> bool:
+        """Whether a write has what was in its target as an input."""
+        node = self._tape.nodes[write]
+        return node is not None and any(given.target for given in node.inputs)
+
     def _keeps_all(self, write: int) -> bool:
         """Whether a write has what was in the whole of its memory as an input."""
-        node = self._tape.nodes[write]
-        keeps = node is not None and any(given.target for given in node.inputs)
-        return keeps and not self._is_view(self._tape.targets[write][0])
+        return self._keeps(write) and not self._is_view(self._tape.targets[write][0])
 
     def _around(self, number: int, node: Node) -> Held:
         """Return what stays around a view that a write fills, and that autograd takes in too."""
@@ -270,8 +271,7 @@ class _Builder:
         node = self._tape.nodes[write]
         if node is None:
             return False
-        keeps = any(given.target for given in node.inputs)
-        if self._goes_past(write) and (keeps or node.grad_mode != "grad"):
+        if self._goes_past(write) and (self._keeps(write) or node.grad_mode != "grad"):
             return False
         return not self._is_view(self._tape.targets[write][0]) or bool(self._around(write, node))
 

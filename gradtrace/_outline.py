@@ -69,8 +69,8 @@ class Outline:
         """Yield the passes that brought a leaf gradients, with the terms that they came from."""
         for index in dict.fromkeys(g.backward_pass for g in self._flow.gradients_at(leaf.node)):
             terms = self._terms[index]
-            by = [term.name for term in terms if leaf.name in term.leaves]
-            yield f"pass {index}{f' by {_listed(by)}' if len(terms) > 1 and by else ''}"
+            by = ", ".join(term.name for term in terms if leaf.name in term.leaves)
+            yield f"pass {index} by {by}" if len(terms) > 1 and by else f"pass {index}"
 
     # -- cuts and ways ---------------------------------------------------------------------------
 
@@ -161,7 +161,3 @@ class Outline:
         if self._flow.nodes[node]["requires_grad"]:
             return True
         return any(edge.facts["requires_grad"] for edge in self._flow.into(node))
-
-
-def _listed(words: list[str]) -> str:
-    return ", ".join(words)

@@ -208,6 +208,18 @@ class Seen:
     raised: str = ""
 
 
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Keep the garbage collector from coming, until the block ends."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def run(
     program: Program, recording: Callable[[], AbstractContextManager[Any]] | None = None
 ) -> Seen:
@@ -219,15 +231,10 @@ def run(
     """
     _seed()
     seen, log, before = Seen(), Log(), replaceable()
-    collecting = gc.isenabled()
-    gc.disable()  # what only the collector frees counts as kept alive
-    try:
+    with no_collections():  # what only the collector frees counts as kept alive
         with warnings.catch_warnings(record=True) as caught, _warning_always():
             _run(program, recording, seen, log)
         seen.warnings = [(each.category.__name__, str(each.message)) for each in caught]
-    finally:
-        if collecting:
-            gc.enable()
     seen.events = log.events
     seen.random = _random_state()
     seen.behind = leftovers(before)
@@ -319,3 +326,17 @@ def check_transparent(program: Program, recording: Callable[[], Any] = gradtrace
         found.append(recorded.raised)
     assert not found, "\n".join(found)
     return recorded
+
+
+class Noise(torch.utils.data.Dataset[Tensor]):
+    """Random data made in a worker process, with gradients taken there."""
+
+    def __len__(self) -> int:
+        """Return how much there is."""
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return a gradient that was taken in the worker."""
+        x = torch.randn(4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(x.sin().sum(), x)
+        return gradient + index

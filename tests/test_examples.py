@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from gradtrace import CutKind, Status
 
@@ -172,6 +173,9 @@ def test_readme_code_runs(tmp_path: Path) -> None:
     written = {path.name for path in tmp_path.iterdir()}
     assert written >= {"step.svg", "student.png", "all.dot", "coarse.svg", "step.json"}
     check_png((tmp_path / "student.png").read_bytes())
+    assert "\ndropped h.detach() None\n" in done.stdout
+    if hasattr(torch._C._autograd.SavedTensor, "data"):
+        assert "\nsilent_write h.data.add_(1) h * h\n" in done.stdout
     golden = (tmp_path / "flow" / "student.json").read_text(encoding="utf-8")
     assert golden in [block["text"] for block in blocks(None, "text")]
 

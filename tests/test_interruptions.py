@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import inspect
 import os
 import random
@@ -35,7 +34,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from oracle import freeze, leftovers, replaceable
+from oracle import freeze, leftovers, no_collections, replaceable
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812  # as torch's own documentation has it
@@ -269,16 +268,6 @@ def twice(program: Program, done: list[Done]) -> None:
 
 
 Body = Callable[[Program, list[Done]], None]
-
-
-@contextlib.contextmanager
-def no_collections() -> Iterator[None]:
-    """Keep the garbage collector out: what it runs would come at another place each time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def attempt(

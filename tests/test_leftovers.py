@@ -22,12 +22,12 @@ import types
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from oracle import Log, Program, check_transparent
+from oracle import Log, Program, check_transparent, no_collections
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812  # as torch's own documentation has it
@@ -418,16 +418,6 @@ def objects_after(number: int) -> int:
     recordings(number)
     gc.collect()
     return len(gc.get_objects())
-
-
-@contextlib.contextmanager
-def no_collections() -> Iterator[None]:
-    """Keep the garbage collector from coming at random."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def test_many_recordings_leave_memory_flat() -> None:

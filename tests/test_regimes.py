@@ -37,7 +37,7 @@ import oracle
 import programs
 import pytest
 import torch
-from oracle import Log
+from oracle import Log, Noise
 from programs import (
     FROZEN,
     NONFINITE,
@@ -1180,20 +1180,6 @@ def test_modes_active_at_the_same_time(name: str, place: str) -> None:
 
 
 # -- processes, threads, coroutines ----------------------------------------------------------------
-
-
-class Noise(torch.utils.data.Dataset[Tensor]):
-    """Random data made in a worker, with gradients taken there."""
-
-    def __len__(self) -> int:
-        """Return how much there is."""
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Return a gradient that was taken in the worker."""
-        x = torch.randn(4, requires_grad=True)
-        (gradient,) = torch.autograd.grad(x.sin().sum(), x)
-        return gradient + index
 
 
 def _loaded_step(log: Log, method: str) -> Tensors:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from oracle import Log, Program, check_transparent, differences, run
+from oracle import Log, Noise, Program, check_transparent, differences, no_collections, run
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -945,18 +945,6 @@ def test_copies_and_files(log: Log) -> Any:
     return copies, leaf, copied
 
 
-class Noise(torch.utils.data.Dataset[Tensor]):
-    """Random data made in a worker, with gradients taken there."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        x = torch.randn(4, requires_grad=True)
-        (gradient,) = torch.autograd.grad(x.sin().sum(), x)
-        return gradient + index
-
-
 @transparent
 def test_data_loader_with_forked_workers(log: Log) -> Any:
     """Workers made by fork yield the same data, and training goes on beside them."""
@@ -1702,8 +1690,7 @@ def test_as_many_saved_tensors_live(log: Log) -> Any:
 def test_nothing_is_alive_after_the_block() -> None:
     """The trace holds no tensor, module, frame or graph, and there is nothing to be collected."""
     gc.collect()
-    gc.disable()
-    try:
+    with no_collections():
         model, x = mlp(), torch.randn(2, 4, requires_grad=True)
         with gradtrace.record(model, names={"x": x}) as trace:
             loss = model(x).sum()
@@ -1713,8 +1700,6 @@ def test_nothing_is_alive_after_the_block() -> None:
         del model, x, loss
         assert [ref() for ref in kept if ref() is not None] == []
         assert trace.reached("x")
-    finally:
-        gc.enable()
 
 
 def test_hooks_are_off_after_the_block() -> None:

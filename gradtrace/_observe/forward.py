@@ -446,7 +446,7 @@ class Forward(TorchFunctionMode):
         if not inputs and not written and not any(grad_fn_of(t) for t in outputs):
             self._add_sources(call, outputs, frame)
             return
-        flavour = "through_data" if any(self._data_owner(t) is not None for t in written) else ""
+        flavour = self._flavour_of_write(written)
         where = where or self.where(frame)
         if call.pairwise:
             self._add_pairs(call, inputs, list(tensors_in((result,))), where)
@@ -498,8 +498,7 @@ class Forward(TorchFunctionMode):
         if leaves and inputs:
             # Which of several tensors (`_foreach_*`) went into which leaf is not known.
             target = tuple(leaves) if len(written) == 1 else ()
-            silent = "through_data" if any(self._data_owner(t) is not None for t in written) else ""
-            mode = grad_mode()
+            silent, mode = self._flavour_of_write(written), grad_mode()
             self._tape.add(Node("op", call.name, *where, mode, inputs, (), silent, None, target))
         if call.name in ("zero_", "_foreach_zero_"):
             self._notice_clearing(outputs, where)
@@ -546,9 +545,7 @@ class Forward(TorchFunctionMode):
             self._tape.nodes[node] = entry
         if targets:
             self._tape.targets[node] = targets
-        if (
-            targets and not torch.is_grad_enabled()
-        ):  # a view's grad_fn is new, and leads on as before
+        if targets and mode != "grad":  # a view's grad_fn is new, and leads on as before
             for at, (_, grad_fn) in enumerate(facts):
                 self._identity.mark_unmarked(plain[at], grad_fn, targets[at])
         for at, (output, grad_fn) in enumerate(facts):
@@ -608,6 +605,10 @@ class Forward(TorchFunctionMode):
     def _is_silent(self, tensor: Tensor) -> bool:
         """Whether another tensor on this memory doesn't see the write by its version counter."""
         return bool(self._data_owners) and self._owner_at(storage_of(tensor)) is not None
+
+    def _flavour_of_write(self, written: Iterable[Tensor]) -> str:
+        through_data = any(self._data_owner(tensor) is not None for tensor in written)
+        return "through_data" if through_data else ""
 
     def _owner_at(self, storage: int) -> Tensor | None:
         """Return the living tensor on a memory whose `.data` was read, or None."""

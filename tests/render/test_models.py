@@ -1,8 +1,7 @@
-"""Real models: their default pictures are quick, small enough to read, and show what matters."""
+"""Real models: their default pictures are small enough to read, and show what matters."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +17,6 @@ from .test_layout import size
 from .test_scene import frames
 
 BOXES = 150
-SECONDS = 5.0
 PIXELS = 4_000
 FROM_ELSEWHERE = {"bert", "bert_with_a_cut", "gpt2"}
 QUICK = {"byol", "experts", "gan", "lstm", "unet"}
@@ -41,7 +39,7 @@ def scene_of(trace: gradtrace.Trace) -> Scene:
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in MODELS]
 )
 def test_the_default_picture_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is ready within seconds, has few boxes, and its text is legible within 4,000 pixels."""
+    """It has few boxes, and its text is legible within 4,000 pixels."""
     trace = recorded(name)
     seen: list[float] = []
 
@@ -50,9 +48,7 @@ def test_the_default_picture_can_be_read(name: str, monkeypatch: pytest.MonkeyPa
         return seen[-1]
 
     monkeypatch.setattr(layout, "_dpi", noted)
-    start = sum(os.times()[:4])  # of this process and the layout's: others use the machine too
     png = render(trace.graph, trace._now, ".png")
-    assert sum(os.times()[:4]) - start < SECONDS
     assert max(size(png)) <= PIXELS
     assert seen[-1] >= layout._LEAST_DPI - 0.1  # 9 points are 7.5 pixels
     assert len(scene_of(trace).boxes) <= BOXES
